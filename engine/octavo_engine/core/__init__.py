@@ -1,0 +1,1 @@
+"""Sequences, block pool, scheduler, token-level stops. Imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""The messages between the API process and the engine process, and their transport."""

@@ -1,0 +1,1 @@
+"""ModelSpec, weights, QTensor, name maps."""

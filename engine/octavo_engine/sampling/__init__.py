@@ -1,0 +1,1 @@
+"""Penalties, filters, seeded sampling."""

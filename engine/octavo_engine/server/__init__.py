@@ -1,0 +1,1 @@
+"""The API process: FastAPI application, OpenAI protocol, tokenizer, streaming, metrics."""

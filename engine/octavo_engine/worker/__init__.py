@@ -1,0 +1,1 @@
+"""The engine process: loop, executor, runner, step results."""

@@ -1,0 +1,1 @@
+"""Backends: each turns a model into an `Executable`."""

@@ -1,0 +1,92 @@
+"""The seam between the engine and a model: `Executable` (what a backend gives) and `KVLayout` (the cache it owns)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class KVGroup(NamedTuple):
+    """Layers that share one block table. `window` is the attention window in tokens, 0 for full attention."""
+
+    window: int
+    bytes_per_block: int
+
+
+class KVLayout(Protocol):
+    """A backend's KV cache. A block is opaque bytes to everybody else: 16 tokens over all layers of its group."""
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        """Allocate and touch `num_blocks[g]` blocks for each group. Raises MemoryError if they cannot be had."""
+        ...
+
+    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, target) of a group, in order."""
+        ...
+
+    def export_block(self, group: int, block: int) -> bytes:
+        """Return one block over all layers of its group."""
+        ...
+
+    def import_block(self, group: int, block: int, data: bytes) -> None:
+        """Write what `export_block` returned."""
+        ...
+
+
+class ModelStep(NamedTuple):
+    """One step as a model sees it: T tokens of R rows, flattened row after row.
+
+    tokens, positions: int32 [T]. row_offsets: int32 [R + 1], row r owns tokens row_offsets[r]:row_offsets[r + 1].
+    context_lengths: int32 [R], tokens in the cache once this step is written. block_tables: per group int32
+    [R, max_blocks], -1 where unused or freed behind a window. slots: per group int64 [T], block * block_size + offset;
+    -1 for padding, which is computed and written nowhere. logit_tokens: int32 [L], the tokens whose logits are wanted.
+    adapters: int32 [R], -1 for none.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    row_offsets: NDArray[np.int32]
+    context_lengths: NDArray[np.int32]
+    block_tables: tuple[NDArray[np.int32], ...]
+    slots: tuple[NDArray[np.int64], ...]
+    logit_tokens: NDArray[np.int32]
+    adapters: NDArray[np.int32]
+
+
+class Executable(Protocol):
+    """Spec + weights, ready to run. `plan` once per step, the others once per layer; x is the backend's own array
+    [T, d].
+
+    A row's arithmetic depends on that row's own tokens only, whatever the other rows are.
+    """
+
+    vocab_size: int
+    num_layers: int
+    max_position: int
+    layout: KVLayout
+
+    def plan(self, step: ModelStep) -> Any:
+        """Prepare what all layers share (masks, indices, rotary factors)."""
+        ...
+
+    def embed(self, plan: Any) -> Any:
+        """Return x of the step's tokens, before the first layer."""
+        ...
+
+    def attend(self, plan: Any, layer: int, x: Any) -> Any:
+        """Return x after the layer's attention block (norm, q/k/v, cache write, attention, output, residual)."""
+        ...
+
+    def mlp(self, plan: Any, layer: int, x: Any) -> Any:
+        """Return x after the layer's feed-forward block (norm, MLP, residual)."""
+        ...
+
+    def logits(self, plan: Any, x: Any) -> NDArray[np.float32]:
+        """Return float32 [L, vocab_size] for the step's `logit_tokens`."""
+        ...

@@ -1,0 +1,1 @@
+"""The C++ kernels, their build and their binding."""

@@ -1,0 +1,1 @@
+"""One plain torch function per kernel: its meaning, and its test oracle."""

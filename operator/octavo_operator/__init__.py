@@ -1,0 +1,1 @@
+"""Octavo's control plane and data plane on Kubernetes. Never imports torch."""

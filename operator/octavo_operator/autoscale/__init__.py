@@ -1,0 +1,1 @@
+"""collect -> estimate -> decide -> actuate."""

@@ -1,0 +1,1 @@
+"""The endpoint picker and Envoy's configuration."""

@@ -1,0 +1,1 @@
+"""The admission webhook that adds the engine to annotated pods."""

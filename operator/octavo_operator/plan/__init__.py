@@ -1,0 +1,1 @@
+"""Pure: (spec, observed) -> desired children."""

@@ -1,0 +1,1 @@
+"""Kopf handlers and the applier."""

@@ -1,0 +1,1 @@
+"""The discrete-event fleet that policies are judged in."""
