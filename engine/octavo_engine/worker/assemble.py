@@ -1,0 +1,77 @@
+"""Turn a plan's rows into the flat arrays a model computes: `ModelStep`, and which row owns which logits.
+
+row r of the step         known | drafts | padding
+tokens, positions         start …                    padding repeats token 0 at the following positions
+slots                     block * size + offset      -1 for padding
+logit_tokens              last known, each draft     if the row samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_engine.core.step import Row
+from octavo_engine.worker.batch import PersistentBatch
+from octavo_engine.worker.executable import ModelStep
+
+
+def assemble(batch: PersistentBatch, rows: Sequence[Row], max_position: int) -> ModelStep:
+    """Return the step of `rows` (none of them void). Raises RuntimeError if a token to be written has no block."""
+    slots = np.array([row.slot for row in rows], dtype=np.int64)
+    starts = np.array([row.start for row in rows], dtype=np.int64)
+    drafts = np.array([len(row.drafts) for row in rows], dtype=np.int64)
+    counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
+    widths = counts + np.array([row.padding for row in rows], dtype=np.int64)
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(widths, out=offsets[1:])
+
+    owner = np.repeat(np.arange(len(rows)), widths)
+    within = np.arange(offsets[-1]) - offsets[owner]
+    positions = starts[owner] + within
+    # A discarded row goes on past the tokens it knows: those are padding too.
+    ends = np.where([row.discard for row in rows], np.minimum(starts + counts, batch.lengths[slots]), starts + counts)
+    real = positions < ends[owner]
+    known = real & (within < (counts - drafts)[owner])
+
+    tokens = np.zeros(offsets[-1], dtype=np.int32)
+    tokens[known] = batch.tokens[slots[owner[known]], positions[known]]
+    for row, first, last in zip(rows, offsets[:-1] + counts - drafts, offsets[:-1] + counts, strict=True):
+        if row.drafts:
+            tokens[first:last] = row.drafts
+
+    return ModelStep(
+        tokens=tokens,
+        positions=np.minimum(positions, max_position - 1).astype(np.int32),
+        row_offsets=offsets.astype(np.int32),
+        context_lengths=ends.astype(np.int32),
+        block_tables=_tables(batch, slots, int(ends.max(initial=0))),
+        slots=tuple(_write_slots(table, batch.block_size, slots[owner], positions, real) for table in batch.tables),
+        logit_tokens=_logit_tokens(rows, offsets[:-1] + counts, drafts),
+        adapters=np.array([row.adapter for row in rows], dtype=np.int32),
+    )
+
+
+def _tables(batch: PersistentBatch, slots: NDArray[np.int64], longest: int) -> tuple[NDArray[np.int32], ...]:
+    width = -(-longest // batch.block_size)
+    return tuple(table[slots, :width] for table in batch.tables)
+
+
+def _write_slots(
+    table: NDArray[np.int32], size: int, slots: NDArray[np.int64], positions: NDArray[np.int64], real: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    written = np.full(positions.size, -1, dtype=np.int64)
+    blocks = table[slots[real], positions[real] // size].astype(np.int64)
+    if blocks.size and blocks.min() < 0:
+        raise RuntimeError("A token to be computed has no block.")
+    written[real] = blocks * size + positions[real] % size
+    return written
+
+
+def _logit_tokens(rows: Sequence[Row], ends: NDArray[np.int64], drafts: NDArray[np.int64]) -> NDArray[np.int32]:
+    wanted = [
+        np.arange(end - count - 1, end) for row, end, count in zip(rows, ends, drafts, strict=True) if row.samples
+    ]
+    return np.concatenate(wanted).astype(np.int32) if wanted else np.empty(0, dtype=np.int32)

@@ -1,0 +1,130 @@
+"""The runner: applies a plan's differences to the persistent batch, computes its rows, samples, accepts drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
+from octavo_engine.sampling.sampler import RowSampling, sample
+from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.assemble import assemble
+from octavo_engine.worker.batch import PersistentBatch
+from octavo_engine.worker.executable import Executable, ModelStep
+
+
+class StepError(RuntimeError):
+    """Computing a step raised. Its differences are applied, its rows gave nothing; later steps may run."""
+
+    def __init__(self, plan: StepPlan, cause: Exception) -> None:
+        """Name the step, its rows and the cause."""
+        self.number = plan.number
+        self.sequences = tuple(row.sequence for row in plan.rows)
+        rows = ", ".join(
+            f"sequence {row.sequence} at {row.start}+{row.num_tokens} in slot {row.slot}" for row in plan.rows
+        )
+        super().__init__(f"Step {plan.number} failed: {type(cause).__name__}: {cause} (rows: {rows})")
+
+
+class Runner:
+    """Executes plans in order, over one executable.
+
+    `register` gives a sequence's sampling settings before the plan that admits it; `forget` drops them when it has
+    ended. Whatever breaks the plan's contract raises RuntimeError: the batch can no longer be trusted. A step whose
+    computation raises ends in `StepError`: its sequences must be failed, the others go on.
+
+    A row planned on placeholders that did not come true is void: it is not computed and its result is empty. That is
+    a sampling row that does not start where the known tokens end (drafts before it were rejected, or its sequence
+    failed), or any row that reads tokens nobody sampled.
+    """
+
+    def __init__(self, executable: Executable, *, max_num_seqs: int, max_model_len: int) -> None:
+        """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated."""
+        self.executable = executable
+        self.batch = PersistentBatch(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=executable.layout.block_size,
+            num_groups=len(executable.layout.groups),
+            vocab_size=executable.vocab_size,
+        )
+        self._settings: dict[int, SamplingSettings] = {}
+
+    def register(self, sequence: int, settings: SamplingSettings) -> None:
+        """Keep the settings of a sequence that may be admitted from now on."""
+        self._settings[sequence] = settings
+
+    def forget(self, sequence: int) -> None:
+        """Drop a sequence's settings. A slot it still holds keeps its own until released."""
+        self._settings.pop(sequence, None)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one plan. Raises StepError if computing it fails."""
+        self._apply(plan)
+        live = [index for index, row in enumerate(plan.rows) if not self._void(row)]
+        results = [RowResult()] * len(plan.rows)
+        try:
+            for index, result in zip(live, self._compute([plan.rows[i] for i in live]), strict=True):
+                results[index] = result
+        except Exception as error:
+            raise StepError(plan, error) from error
+        for row, result in zip(plan.rows, results, strict=True):
+            self.batch.append_tokens(row.slot, result.tokens)
+        return StepResult(plan.number, tuple(results))
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.released:
+            self.batch.release(slot)
+        for admission in plan.admitted:
+            settings = self._settings.get(admission.sequence)
+            if settings is None:
+                raise RuntimeError(f"Sequence {admission.sequence} was admitted before it was registered.")
+            self.batch.admit(admission, settings)
+        for append in plan.appended:
+            self.batch.append_blocks(append)
+        for group in {copy.group for copy in plan.copies}:
+            pairs = [(copy.source, copy.target) for copy in plan.copies if copy.group == group]
+            self.executable.layout.copy_blocks(group, pairs)
+
+    def _void(self, row: Row) -> bool:
+        if self.batch.sequences[row.slot] != row.sequence:
+            raise RuntimeError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
+        end, length = row.start + row.num_tokens - len(row.drafts), int(self.batch.lengths[row.slot])
+        return not row.discard and (end != length if row.samples else end > length)
+
+    def _compute(self, rows: Sequence[Row]) -> list[RowResult]:
+        if not rows:
+            return []
+        step = assemble(self.batch, rows, self.executable.max_position)
+        logits = self._forward(step)
+        sampled = iter(sample(logits, [self._sampling(row) for row in rows if row.samples]))
+        results = []
+        for row in rows:
+            tokens, failed = next(sampled) if row.samples else ((), "")
+            results.append(RowResult() if row.discard else RowResult(tokens, failed))
+        return results
+
+    def _forward(self, step: ModelStep) -> NDArray[np.float32]:
+        model = self.executable
+        plan = model.plan(step)
+        x = model.embed(plan)
+        for layer in range(model.num_layers):
+            x = model.attend(plan, layer, x)
+            x = model.mlp(plan, layer, x)
+        if not step.logit_tokens.size:
+            return np.empty((0, model.vocab_size), dtype=np.float32)
+        return model.logits(plan, x)
+
+    def _sampling(self, row: Row) -> RowSampling:
+        settings = self.batch.settings[row.slot]
+        if settings is None:
+            raise RuntimeError(f"Slot {row.slot} has no sampling settings.")
+        return RowSampling(
+            settings=settings,
+            position=row.start + row.num_tokens - len(row.drafts),
+            num_prompt_tokens=int(self.batch.num_prompt_tokens[row.slot]),
+            drafts=row.drafts,
+            counts=None if row.discard else self.batch.counts[row.slot],
+        )
