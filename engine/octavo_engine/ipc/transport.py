@@ -52,10 +52,10 @@ class ServerEndpoint:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
         self._context = zmq.asyncio.Context()
-        self._down = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
-        self._down.sndhwm = 0
+        self._down: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.PUSH)
+        self._down.setsockopt(zmq.SNDHWM, 0)
         self._up = self._context.socket(zmq.PULL)
-        self._up.rcvhwm = 0
+        self._up.setsockopt(zmq.RCVHWM, 0)
         self._down.bind(_address(self.folder, _TO_ENGINE))
         self._up.bind(_address(self.folder, _TO_SERVER))
 
@@ -87,10 +87,10 @@ class EngineEndpoint:
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._context = zmq.Context()
         self._down = self._context.socket(zmq.PULL)
-        self._down.rcvhwm = 0
+        self._down.setsockopt(zmq.RCVHWM, 0)
         self._up = self._context.socket(zmq.PUSH)
-        self._up.sndhwm = 0
-        self._up.sndtimeo = _SEND_TIMEOUT_MILLISECONDS
+        self._up.setsockopt(zmq.SNDHWM, 0)
+        self._up.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MILLISECONDS)
         self._down.connect(_address(Path(folder), _TO_ENGINE))
         self._up.connect(_address(Path(folder), _TO_SERVER))
 
