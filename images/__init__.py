@@ -1,0 +1,1 @@
+"""The product's OCI images, written without a registry and without Docker."""
