@@ -1,0 +1,32 @@
+"""Start the engine process. Here, because the API process may import nothing of the engine's own rooms."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Final
+
+import msgspec
+
+from octavo_engine.ipc.config import EngineConfig
+
+ENGINE_MODULE: Final = "octavo_engine.worker"
+
+
+def launch_engine(config: EngineConfig) -> subprocess.Popen[bytes]:
+    """Start `python -m octavo_engine.worker` and hand it its configuration over standard input.
+
+    Call it from the main thread (RuntimeError otherwise): the engine dies with the *thread* that started it
+    (PR_SET_PDEATHSIG), and only the main thread lives as long as the process. Its log goes to our standard error.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("Start the engine from the main thread: it dies with the thread that started it.")
+    process = subprocess.Popen([sys.executable, "-m", ENGINE_MODULE], stdin=subprocess.PIPE, close_fds=True)
+    stdin = process.stdin
+    if stdin is None:
+        raise RuntimeError("The engine process has no standard input.")
+    with stdin:
+        stdin.write(msgspec.json.encode(msgspec.structs.replace(config, parent_pid=os.getpid())))
+    return process
