@@ -1,0 +1,29 @@
+"""The engine's place in the process tree: it dies with its parent, and its signals are the parent's business."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
+
+    Exits at once if `parent` has gone already: then the kernel has nothing to tell any more.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+def leave_signals_to_parent() -> None:
+    """Ignore SIGTERM and SIGINT: a process group gets them as a whole, and the API process drains first."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

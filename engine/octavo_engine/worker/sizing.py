@@ -1,0 +1,119 @@
+"""How large the KV pool is, how long a sequence may get, how many tokens a step takes. Bad input is a StartError."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from octavo_engine.worker.executable import Executable, KVGroup, ModelStep
+
+DEFAULT_POOL_SHARE: Final = 0.5
+"""Of the memory that is left once the weights are loaded: the rest is for activations and the API process."""
+DEFAULT_POOL_BYTES: Final = 4 << 30
+"""The default pool's largest size on a CPU: more is the operator's or the user's decision, by flag."""
+
+MIN_BATCHED_TOKENS: Final = 64
+MAX_BATCHED_TOKENS: Final = 2048
+STEP_SECONDS: Final = 0.150
+
+
+class StartError(Exception):
+    """The engine cannot start as it was asked to; the message says what to change."""
+
+
+class PoolSize(NamedTuple):
+    """Blocks per KV group, and the longest sequence that is served."""
+
+    num_blocks: tuple[int, ...]
+    max_model_len: int
+
+
+def pool_bytes(requested: int, left: int) -> int:
+    """Return the KV pool's size for a flag (0: none given) and the bytes that are left on this machine."""
+    if requested > left:
+        raise StartError(
+            f"--kv-cache-memory {requested / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after the "
+            "weights. Ask for less, or raise the memory limit."
+        )
+    return requested or min(int(left * DEFAULT_POOL_SHARE), DEFAULT_POOL_BYTES)
+
+
+def size_pool(
+    total_bytes: int, groups: Sequence[KVGroup], block_size: int, *, model_max_len: int, max_model_len: int
+) -> PoolSize:
+    """Divide the pool among the groups, one block of each at a time, and check that one longest sequence fits.
+
+    `max_model_len` 0 takes what the model allows and the pool holds. Raises StartError naming the largest that fits.
+    """
+    count = total_bytes // sum(group.bytes_per_block for group in groups)
+    wanted = max_model_len or model_max_len
+    if wanted > model_max_len:
+        raise StartError(f"--max-model-len {wanted} is more than the model was made for: use {model_max_len} or less.")
+    fits = count * block_size
+    if fits == 0:
+        raise StartError(
+            f"The KV cache memory of {total_bytes} bytes does not hold one block: raise --kv-cache-memory to at least "
+            f"{sum(group.bytes_per_block for group in groups)} bytes."
+        )
+    if fits < wanted and max_model_len:
+        raise StartError(
+            f"The KV cache cannot hold one sequence of --max-model-len {wanted}: it holds {fits} tokens. "
+            f"Use --max-model-len {fits} or less, or raise --kv-cache-memory."
+        )
+    return PoolSize((count,) * len(groups), min(wanted, fits))
+
+
+def measured_batched_tokens(seconds_of: Callable[[int], float], largest: int) -> int:
+    """Return how many tokens a step of 150 ms holds, between 64 and 2048, from `seconds_of(tokens)` measured here.
+
+    Doubles until a step takes longer, then interpolates; rounded down to whole blocks of 16.
+    """
+    largest = max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, largest))
+    tokens, seconds = MIN_BATCHED_TOKENS, seconds_of(MIN_BATCHED_TOKENS)
+    while seconds <= STEP_SECONDS and tokens < largest:
+        more = min(2 * tokens, largest)
+        longer = seconds_of(more)
+        if longer > STEP_SECONDS:
+            tokens += int((more - tokens) * (STEP_SECONDS - seconds) / (longer - seconds))
+            break
+        tokens, seconds = more, longer
+    return max(MIN_BATCHED_TOKENS, tokens // 16 * 16)
+
+
+def step_seconds(model: Executable, num_blocks: Sequence[int], tokens: int) -> float:
+    """Measure one prefill step of `tokens` tokens, in the pool's first blocks (nobody owns them yet).
+
+    More tokens than the pool or the model holds positions for are measured as several rows. The better of two runs
+    counts: the first also pays for what is made once.
+    """
+    size = model.layout.block_size
+    length = min(model.max_position, min(num_blocks) * size)
+    lengths = np.array([min(length, tokens - start) for start in range(0, tokens, length)], dtype=np.int32)
+    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    blocks = np.tile(np.arange(-(-int(lengths[0]) // size), dtype=np.int32), (lengths.size, 1))
+    groups = range(len(model.layout.groups))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    step = ModelStep(
+        tokens=np.zeros(tokens, dtype=np.int32),
+        positions=positions,
+        row_offsets=offsets,
+        context_lengths=lengths,
+        block_tables=tuple(blocks for _ in groups),
+        slots=tuple(positions.astype(np.int64) for _ in groups),
+        logit_tokens=offsets[1:] - 1,
+        adapters=np.full(lengths.size, -1, dtype=np.int32),
+    )
+    return min(_seconds(model, step) for _ in range(2))
+
+
+def _seconds(model: Executable, step: ModelStep) -> float:
+    started = time.perf_counter()
+    plan = model.plan(step)
+    x = model.embed(plan)
+    for layer in range(model.num_layers):
+        x = model.mlp(plan, layer, model.attend(plan, layer, x))
+    model.logits(plan, x)
+    return time.perf_counter() - started
