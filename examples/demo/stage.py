@@ -1,0 +1,130 @@
+"""The demo's steps. Each can be run again: what is there already is found, not made twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from images import build as images
+from images import layers
+from rich.console import Console
+from tests.cluster import lifecycle
+from tests.cluster.cluster import LocalCluster, local_cluster
+from tests.cluster.errors import ClusterError
+from tests.cluster.layout import Layout
+from tests.cluster.leftovers import leftovers
+
+from examples.demo import chat
+
+CLUSTER = "demo"
+RELEASE = "octavo"
+SYSTEM_NAMESPACE = "octavo-system"
+NAMESPACE = "demo"
+SERVICE = "assistant"
+LIBRARIES_CLAIM = "octavo-libraries"
+REPOSITORY = Path(__file__).resolve().parents[2]
+MANIFEST = REPOSITORY / "examples/assistant.yaml"
+QUESTION = "What is the capital of France?"
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class DemoError(Exception):
+    """Shown to a person as it is."""
+
+
+def up() -> None:
+    """Bring up cluster, operator and service, print the model's answer and how to go on."""
+    began = time.monotonic()
+    _title("cluster: a real Kubernetes of two nodes on this machine")
+    cluster = local_cluster(CLUSTER)
+    _title("images: the product's own, built from this checkout")
+    archives = images.build(list(images.IMAGES), layers.cache_folder() / "images", say=_detail)
+    _detail("importing them into the nodes")
+    cluster.import_images(*archives)
+    _title("operator: helm install")
+    install_operator(cluster)
+    _title(f"service: kubectl apply -f {MANIFEST.relative_to(REPOSITORY)}")
+    prepare_namespace(cluster, NAMESPACE)
+    cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(MANIFEST))
+    wait_ready(cluster, NAMESPACE, SERVICE)
+    url = cluster.relay(f"{NAMESPACE}/{SERVICE}:8000") + "/v1"
+    _title(f"chat: {QUESTION}")
+    answer = chat.ask(url, SERVICE, QUESTION)
+    console.print(f"demo: up in {time.monotonic() - began:.0f} s")
+    _farewell(cluster, url, answer)
+
+
+def down() -> None:
+    """Stop the demo's cluster; say what is left of it, which must be nothing."""
+    layout = Layout(CLUSTER)
+    lifecycle.down(layout)
+    if left := leftovers(CLUSTER):
+        raise ClusterError("still there after demo-down:\n" + "\n".join(left))
+    console.print("demo: nothing of it is left running")
+
+
+def install_operator(cluster: LocalCluster, *values: str) -> None:
+    """Install or upgrade the chart with this checkout's images, and wait until the operator is available."""
+    tag = images.tag()
+    settings = [f"image.tag={tag}", f"engine.image.tag={tag}", f"engine.libraries.claimName={LIBRARIES_CLAIM}", *values]
+    flags = [flag for setting in settings for flag in ("--set-string", setting)]
+    cluster.helm(
+        "upgrade", "--install", RELEASE, str(REPOSITORY / "charts/octavo"), "--namespace", SYSTEM_NAMESPACE,
+        "--create-namespace", "--wait", "--timeout", "3m", *flags,
+    )  # fmt: skip
+
+
+def prepare_namespace(cluster: LocalCluster, namespace: str) -> None:
+    """Make the namespace, with the volume that brings torch to its engine pods."""
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    cluster.static_volume(LIBRARIES_CLAIM, namespace, layers.libraries())
+
+
+def wait_ready(cluster: LocalCluster, namespace: str, name: str, *, seconds: float = 300) -> None:
+    """Wait for the service's Ready condition and tell every change of what stands in the way. Raises DemoError."""
+    deadline = time.monotonic() + seconds
+    told = ""
+    while True:
+        document = cluster.get("ois", name, "-n", namespace)
+        conditions = {c["type"]: c for c in document.get("status", {}).get("conditions", [])}
+        ready = conditions.get("Ready", {"status": "Unknown", "reason": "Pending", "message": "not seen yet"})
+        if ready["status"] == "True" and ready.get("observedGeneration") == document["metadata"]["generation"]:
+            return
+        state = f"{ready['reason']}: {ready['message']}"
+        if state != told:
+            _detail(state)
+            told = state
+        if time.monotonic() > deadline:
+            logs = cluster.kubectl("logs", "-n", namespace, "-l", "app.kubernetes.io/component=engine", check=False)
+            raise DemoError(
+                f"{name} is not ready after {seconds:.0f} s: {state}\n{json.dumps(conditions)}\n{logs[-3000:]}"
+            )
+        cluster.kubectl("wait", f"ois/{name}", "-n", namespace, "--for=condition=Ready", "--timeout=2s", check=False)
+
+
+def _farewell(cluster: LocalCluster, url: str, answer: str) -> None:
+    print(answer)
+    print(
+        f"""
+URL         {url}
+KUBECONFIG  {cluster.kubeconfig}
+
+Try next:
+  curl {url}/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.binaries}:$PATH
+  kubectl get ois -n {NAMESPACE} -w
+  kubectl get ois {SERVICE} -n {NAMESPACE} -o yaml
+  .venv/bin/octavo chat {url}
+  make demo-down"""
+    )
+
+
+def _title(text: str) -> None:
+    console.print(f"[bold]== {text}")
+
+
+def _detail(text: str) -> None:
+    console.print(f"   {text}", markup=False)
