@@ -30,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     dtype: DType = "auto"
     quantization: Quantization = "auto"
     max_model_len: int = 0
-    max_num_seqs: int = 256
+    max_num_seqs: int = 0
+    """0: 256, or less where a step holds fewer tokens: it needs room for one of every sequence."""
     max_num_batched_tokens: int = 0
     block_size: int = 16
     kv_cache_memory: int = 0
