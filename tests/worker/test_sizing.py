@@ -1,13 +1,14 @@
 import pytest
 
+from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.worker.executable import KVGroup
 from octavo_engine.worker.sizing import (
     DEFAULT_POOL_BYTES,
-    PoolSize,
     StartError,
     measured_batched_tokens,
+    model_len,
+    pool_blocks,
     pool_bytes,
-    size_pool,
 )
 
 GIB = 1 << 30
@@ -27,31 +28,38 @@ def test_a_pool_larger_than_the_memory_left_stops_the_start():
         pool_bytes(8 * GIB, 4 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("total", "groups", "max_model_len", "expected"),
-    [
-        (10_000, FULL, 0, PoolSize((10,), 128)),  # the model's own length fits
-        (3_999, FULL, 0, PoolSize((3,), 48)),  # auto takes what fits
-        (10_000, FULL, 100, PoolSize((10,), 100)),
-        (10_000, FULL, 128, PoolSize((10,), 128)),
-        (9_000, (KVGroup(0, 1000), KVGroup(512, 500)), 0, PoolSize((6, 6), 96)),
-    ],
-)
-def test_pool_size(total, groups, max_model_len, expected):
-    assert size_pool(total, groups, 16, model_max_len=128, max_model_len=max_model_len) == expected
+def test_groups_share_the_pool_block_by_block():
+    assert pool_blocks(9_999, FULL) == (9,)
+    assert pool_blocks(9_000, (KVGroup(0, 1000), KVGroup(512, 500))) == (6, 6)
+
+
+def test_a_pool_smaller_than_a_block_stops_the_start():
+    with pytest.raises(StartError, match="at least 1000 bytes"):
+        pool_blocks(999, FULL)
+
+
+def cache_of(blocks):
+    return SchedulerConfig(groups=(CacheGroup(blocks),), max_model_len=0)
 
 
 @pytest.mark.parametrize(
-    ("total", "max_model_len", "sentence"),
+    ("blocks", "requested", "expected"),
+    [(10, 0, 128), (3, 0, 48), (10, 100, 100), (10, 128, 128)],  # the model was made for 128
+)
+def test_auto_takes_the_largest_length_that_model_and_cache_allow(blocks, requested, expected):
+    assert model_len(requested, 128, cache_of(blocks)) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "requested", "sentence"),
     [
-        (3_999, 49, "--max-model-len 49: it holds 48 tokens. Use --max-model-len 48 or less"),
-        (10_000, 129, "more than the model was made for: use 128 or less"),
-        (999, 0, "at least 1000 bytes"),
+        (3, 49, "--max-model-len 49: it holds 48 tokens. Use --max-model-len 48 or less"),
+        (10, 129, "more than the model was made for: use 128 or less"),
     ],
 )
-def test_what_cannot_work_stops_the_start_and_names_the_remedy(total, max_model_len, sentence):
+def test_a_length_that_cannot_be_served_stops_the_start_and_names_one_that_can(blocks, requested, sentence):
     with pytest.raises(StartError, match=sentence):
-        size_pool(total, FULL, 16, model_max_len=128, max_model_len=max_model_len)
+        model_len(requested, 128, cache_of(blocks))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
+from octavo_engine.core.config import SchedulerConfig
+from octavo_engine.core.limits import largest_model_len
 from octavo_engine.worker.executable import Executable, KVGroup, ModelStep
 
 DEFAULT_POOL_SHARE: Final = 0.5
@@ -24,13 +27,6 @@ class StartError(Exception):
     """The engine cannot start as it was asked to; the message says what to change."""
 
 
-class PoolSize(NamedTuple):
-    """Blocks per KV group, and the longest sequence that is served."""
-
-    num_blocks: tuple[int, ...]
-    max_model_len: int
-
-
 def pool_bytes(requested: int, left: int) -> int:
     """Return the KV pool's size for a flag (0: none given) and the bytes that are left on this machine."""
     if requested > left:
@@ -41,29 +37,35 @@ def pool_bytes(requested: int, left: int) -> int:
     return requested or min(int(left * DEFAULT_POOL_SHARE), DEFAULT_POOL_BYTES)
 
 
-def size_pool(
-    total_bytes: int, groups: Sequence[KVGroup], block_size: int, *, model_max_len: int, max_model_len: int
-) -> PoolSize:
-    """Divide the pool among the groups, one block of each at a time, and check that one longest sequence fits.
-
-    `max_model_len` 0 takes what the model allows and the pool holds. Raises StartError naming the largest that fits.
-    """
-    count = total_bytes // sum(group.bytes_per_block for group in groups)
-    wanted = max_model_len or model_max_len
-    if wanted > model_max_len:
-        raise StartError(f"--max-model-len {wanted} is more than the model was made for: use {model_max_len} or less.")
-    fits = count * block_size
-    if fits == 0:
+def pool_blocks(total_bytes: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
+    """Divide the pool among the groups, one block of each at a time. Raises StartError if it holds none."""
+    bytes_per_block = sum(group.bytes_per_block for group in groups)
+    count = total_bytes // bytes_per_block
+    if not count:
         raise StartError(
             f"The KV cache memory of {total_bytes} bytes does not hold one block: raise --kv-cache-memory to at least "
-            f"{sum(group.bytes_per_block for group in groups)} bytes."
+            f"{bytes_per_block} bytes."
         )
-    if fits < wanted and max_model_len:
+    return (count,) * len(groups)
+
+
+def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> int:
+    """Return the longest sequence to serve: as requested, or for 0 what the model allows and the cache holds.
+
+    `config` gives the cache. Raises StartError if the model, or the cache, cannot take the requested length.
+    """
+    if requested > model_max_len:
+        raise StartError(
+            f"--max-model-len {requested} is more than the model was made for: use {model_max_len} or less."
+        )
+    wanted = requested or model_max_len
+    fits = largest_model_len(dataclasses.replace(config, max_model_len=wanted))
+    if fits < (wanted if requested else 2):
         raise StartError(
             f"The KV cache cannot hold one sequence of --max-model-len {wanted}: it holds {fits} tokens. "
             f"Use --max-model-len {fits} or less, or raise --kv-cache-memory."
         )
-    return PoolSize((count,) * len(groups), min(wanted, fits))
+    return fits
 
 
 def measured_batched_tokens(seconds_of: Callable[[int], float], largest: int) -> int:
