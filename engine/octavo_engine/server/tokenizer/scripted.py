@@ -1,0 +1,44 @@
+"""The tokenizer of `scripted://` models: one token per byte, and ChatML's control tokens after them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from octavo_engine.server.tokenizer.control import ControlTokens
+from octavo_engine.server.tokenizer.vocabulary import Vocabulary
+
+END_OF_TEXT: Final = 256
+CONTROL: Final = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": 257, "<|im_end|>": 258}
+TEMPLATE: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+class _Bytes:
+    def __init__(self, control: ControlTokens) -> None:
+        self._control = control
+
+    def encode(self, text: str) -> list[int]:
+        """Return the UTF-8 bytes of `text`. Raises UnicodeEncodeError for a lone surrogate."""
+        ids: list[int] = []
+        for piece in self._control.pieces(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids.extend(piece.encode("utf-8"))
+        return ids
+
+
+def load() -> Vocabulary:
+    """Return the vocabulary of every scripted model."""
+    control = ControlTokens(CONTROL)
+    return Vocabulary(
+        backend=_Bytes(control),
+        token_bytes=[bytes([byte]) for byte in range(256)] + [text.encode() for text in CONTROL],
+        special=frozenset(CONTROL.values()),
+        control=control,
+        eos_token_ids=(END_OF_TEXT,),
+        names={"eos_token": "<|endoftext|>"},
+        chat_template=TEMPLATE,
+    )
