@@ -1,0 +1,109 @@
+"""Continuous batching: a finished sequence leaves the batch at once and a waiting one takes its place.
+
+There is no prefill and no decode phase: every step lets each sequence's `num_computed` catch up with its `num_tokens`,
+under one token budget. Running sequences come first, then waiting ones; nothing is admitted in a step that preempted
+or starved somebody.
+
+The running list is ordered by (priority, arrival) and planned in that order, so the victim of a preemption, the last of
+the list, never has a row in the step being planned, and the first of it is never preempted. The last one is not
+preempted for its own sake either: it keeps its blocks and waits for a step, because whoever is before it may take them.
+
+Each running sequence planned later keeps one token of the budget reserved, so that a long prompt chunk never makes
+a decoding sequence miss a step.
+
+Drafts are guessed only for a sequence whose tokens are all known, and a row with drafts is not planned again before its
+commit: with two plans in flight such a sequence is computed in every other step.
+"""
+
+from __future__ import annotations
+
+from octavo_engine.core.config import BlockReason, SchedulerConfig
+from octavo_engine.core.kv import Hit, shareable_blocks
+from octavo_engine.core.lifecycle import DraftSource, Lifecycle, StepBuilder
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.core.static import StaticScheduler
+from octavo_engine.core.step import Row
+
+
+class Scheduler(Lifecycle):
+    """Plans steps and takes in their results; see `Lifecycle` for everything but the choice of rows."""
+
+    def __init__(self, config: SchedulerConfig, propose: DraftSource | None = None) -> None:
+        """Raise CapacityError if the cache cannot hold one longest sequence, ValueError for other bad sizes."""
+        super().__init__(config)
+        self._propose = propose
+        self._watermark = tuple(int(config.watermark * group.num_blocks) for group in config.groups)
+        self._no_headroom = (0,) * len(config.groups)
+
+    def _fill(self, step: StepBuilder) -> None:
+        if self._plan_running(step):
+            self._plan_waiting(step)
+
+    def _plan_running(self, step: StepBuilder) -> bool:
+        """Give every running sequence its tokens; False if somebody was preempted or left without blocks."""
+        everybody_served = True
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            index += 1
+            count = min(sequence.num_remaining, step.budget - (len(self.running) - index))
+            if count <= 0:
+                continue
+            drafts = self._drafts(step, sequence, count, later=len(self.running) - index)
+            end = sequence.num_computed + count
+            while not self.kv.can_grow(sequence, end) and self.running[-1] is not sequence:
+                self._preempt(self.running[-1])
+                everybody_served = False
+            if not self.kv.can_grow(sequence, end):
+                return False
+            if not self.kv.can_grow(sequence, end + len(drafts)):
+                drafts = ()
+            self._grow(step, sequence, end + len(drafts))
+            self._append_row(step, sequence, count, drafts)
+        return everybody_served
+
+    def _plan_waiting(self, step: StepBuilder) -> None:
+        """Admit in order while there is budget, a slot and room; the first that does not fit ends it."""
+        while step.budget > 0 and self._free_slots and (sequence := self.waiting.first()):
+            hit = self.kv.find_hit(sequence)
+            awaited = self._awaited(sequence, hit)
+            if awaited is not None:
+                self.waiting.block(sequence, BlockReason.PREFIX)
+                self.hold_back.follow(sequence, awaited)
+                continue
+            headroom = self._watermark if self.running else self._no_headroom
+            if not self.kv.can_admit(sequence, hit, len(sequence.tokens), headroom):
+                break
+            count = min(len(sequence.tokens) - hit.num_tokens, step.budget)
+            self._admit(step, sequence, hit, hit.num_tokens + count)
+            self._append_row(step, sequence, count)
+            if self.config.prefix_sharing:
+                self.hold_back.lead(sequence, self._shareable(sequence)[hit.num_tokens // self.config.block_size :])
+
+    def _awaited(self, sequence: Sequence, hit: Hit) -> bytes | None:
+        """Return the digest a running leader is about to publish that `sequence` had better wait for, if any."""
+        if not self.config.prefix_sharing or not sequence.reads_cache:
+            return None
+        return self.hold_back.awaited(self._shareable(sequence), hit.num_tokens // self.config.block_size)
+
+    def _shareable(self, sequence: Sequence) -> list[bytes]:
+        count = shareable_blocks(sequence, self.config.block_size)
+        return sequence.name_blocks(count, self.config.block_size)[:count]
+
+    def _drafts(self, step: StepBuilder, sequence: Sequence, count: int, later: int) -> tuple[int, ...]:
+        """Guess what follows, for a sequence that samples next and whose tokens are all known."""
+        if self._propose is None or sequence.num_placeholders or sequence.num_remaining != 1:
+            return ()
+        room = min(self.config.max_drafts, step.budget - count - later, sequence.max_len - len(sequence.tokens) - 1)
+        return tuple(self._propose(sequence.tokens)[:room]) if room > 0 else ()
+
+    def _append_row(self, step: StepBuilder, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
+        start = sequence.num_computed
+        samples = start + count == sequence.num_tokens
+        row = Row(sequence.slot, sequence.id, start, count + len(drafts), samples, drafts, sequence.adapter)
+        self._append(step, sequence, row)
+
+
+def create_scheduler(config: SchedulerConfig, propose: DraftSource | None = None) -> Lifecycle:
+    """Return the scheduler that `config.policy` names."""
+    return StaticScheduler(config) if config.policy == "static" else Scheduler(config, propose)

@@ -1,0 +1,78 @@
+"""A sequence: one choice of a request, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo_engine.core import digest
+from octavo_engine.core.stop import StopRule
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One progress number decides everything: a step lets `num_computed` catch up with `num_tokens`.
+
+                |<------------- tokens (known) ------------->|<- placeholders ->|
+                |<-- num_published blocks -->|               |                  |
+                |<---------------- num_computed ---------------->|  (advances when a step is planned)
+
+    Placeholders are tokens that steps in flight will sample. `epoch` counts preemptions: the result of a step planned
+    in an earlier epoch still gives its tokens, but no longer speaks about blocks.
+    """
+
+    id: int
+    key: tuple[int, float, int]
+    tokens: list[int]
+    num_prompt_tokens: int
+    stop: StopRule
+    max_len: int
+    adapter: int
+    reads_cache: bool
+    root: bytes
+    digests: list[bytes]
+    state: State = State.WAITING
+    slot: int = -1
+    tables: list[list[int]] = field(default_factory=list)
+    num_computed: int = 0
+    num_placeholders: int = 0
+    num_published: int = 0
+    unverified: bool = False
+    epoch: int = 0
+    recompute_until: int = 0
+    cached_tokens: int = -1
+    started: bool = False
+    failed: bool = False
+
+    @property
+    def arrival(self) -> float:
+        """Seconds on the caller's clock."""
+        return self.key[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens and placeholders."""
+        return len(self.tokens) + self.num_placeholders
+
+    @property
+    def num_generated(self) -> int:
+        """Known tokens after the prompt."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to be planned; none once the steps in flight will reach the sequence's limit."""
+        return 0 if self.unverified or self.num_tokens >= self.max_len else self.num_tokens - self.num_computed
+
+    def name_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Return `digests`, extended to at least the first `num_blocks` blocks, all of known tokens."""
+        digest.extend(self.digests, self.root, self.tokens, num_blocks, block_size)
+        return self.digests
