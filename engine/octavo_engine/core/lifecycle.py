@@ -141,6 +141,14 @@ class Lifecycle:
         known = self._sequences.get(sequence)
         return None if known is None else self._finish(known, "abort")
 
+    def preempt(self, sequence: int) -> bool:
+        """Send a running sequence back to the queue, to be computed again; False if it does not run."""
+        known = self._sequences.get(sequence)
+        if known is None or known.state is not State.RUNNING:
+            return False
+        self._preempt(known)
+        return True
+
     def unblock(self, sequence: int) -> None:
         """What a submitted sequence was blocked for is there; an unknown one is no error, it may have been aborted."""
         known = self._sequences.get(sequence)

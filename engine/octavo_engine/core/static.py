@@ -29,6 +29,10 @@ class StaticScheduler(Lifecycle):
         self._width = 0
         self._chunks_planned: dict[int, int] = {}
 
+    def preempt(self, sequence: int) -> bool:
+        """Nobody leaves a batch: always False."""
+        return False
+
     def _fill(self, step: StepBuilder) -> None:
         if not self._batch:
             self._form(step)
