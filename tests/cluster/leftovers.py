@@ -1,0 +1,101 @@
+"""What a cluster can leave on a machine, listed; empty after `down`, whatever happened before.
+
+`of_clusters` names what can only be a cluster's. `everything` is the machine's whole state of the kinds a cluster
+touches: equal before and after proves that nothing was left that nobody thought of.
+"""
+
+import subprocess
+from pathlib import Path
+
+from . import cgroups
+from .build import cache_dir
+from .layout import clusters_dir
+
+HOST_FOLDERS = (
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+    "/var/lib/containerd",
+    "/var/log/pods",
+    "/var/log/containers",
+    "/run/containerd",
+    "/run/netns",
+    "/run/kube-router.pid",
+    "/etc/cni/net.d",
+)
+KERNEL_SETTINGS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "net/ipv4/ip_forward",
+    "net/netfilter/nf_conntrack_max",
+)
+
+
+def leftovers(name: str = "") -> list[str]:
+    """One line for each thing of the cluster `name`, or of any cluster, that is still there."""
+    group, run = f"octavo-{name}" if name else "octavo-", clusters_dir() / name
+    marks = (str(run), str(cache_dir()))
+    found = [
+        f"process {pid}: {command}" for pid, command in processes() if command.startswith(marks) or str(run) in command
+    ]
+    found += [f"mount {line.split()[4]}" for line in mounts() if str(run) in line]
+    found += [f"control group {path}" for path in control_groups() if path.name.startswith(group)]
+    found += [f"folder {run}"] if run.exists() else []
+    return found
+
+
+def everything() -> dict[str, set[str]]:
+    """Links, routes, firewall rules, mounts, groups, named and unnamed network namespaces, and kernel settings."""
+    settings = (Path("/proc/sys") / setting for setting in KERNEL_SETTINGS)
+    return {
+        "links": lines("ip", "-brief", "link"),
+        "routes": lines("ip", "route", "show", "table", "all"),
+        "nft rules": lines("nft", "list", "ruleset"),
+        "ipsets": lines("ipset", "list", "-name"),
+        "mounts": {" ".join(line.split()[4:5]) for line in mounts()},
+        "control groups": {str(path) for path in control_groups()},
+        "network namespaces": network_namespaces(),
+        "folders": {folder for folder in HOST_FOLDERS if Path(folder).exists()},
+        "kernel settings": {f"{path} {path.read_text().strip()}" for path in settings if path.exists()},
+        "clusters": set(leftovers()),
+    }
+
+
+def difference(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[str]:
+    return [f"{kind}: {item}" for kind, items in after.items() for item in sorted(items - before[kind])]
+
+
+def lines(*command: str) -> set[str]:
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def control_groups() -> list[Path]:
+    return [path for root in cgroups.hierarchies() for path in root.iterdir() if path.is_dir()]
+
+
+def processes() -> list[tuple[int, str]]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended while we looked
+            found.append((int(folder.name), command))
+    return found
+
+
+def network_namespaces() -> set[str]:
+    found = set()
+    for pid, _ in processes():
+        try:
+            found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+    return found
