@@ -69,9 +69,10 @@ def actuate(
         for pod in marked
         if pod.cordoned_at is None
     )
-    lowered, new_marks = _take(unmarked - desired, replicas, present, samples, desired)
     if staying and all(_finished(pod, samples, drain_timeout_seconds, now) for pod in marked):
-        lowered += staying
+        # New marks wait for the next pass: the ReplicaSet could not tell them from the finished ones.
+        return Actuation(replicas - staying)
+    lowered, new_marks = _take(unmarked - desired, replicas, present, samples, desired)
     return Actuation(replicas - lowered, restamped + new_marks)
 
 

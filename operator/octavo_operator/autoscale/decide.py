@@ -5,6 +5,7 @@ Rules in order; the first that speaks decides:
     bounds    outside min..max: into it, whatever the metrics say
     grow      at once, from signals that are valid: a held request at zero, a queue beyond its target, KV demand
     missing   fewer than half of the serving pods report: hold
+    quiet     full, but nobody waits and nobody new comes: hold
     shrink    one at a time, when every moment of the window agrees, on complete data, and nobody waits
     idle      the last replica, after a whole idle time without a request
     hold      otherwise
@@ -26,6 +27,8 @@ ARRIVAL_WINDOW_SECONDS: Final = 60.0
 """A new pod helps requests that are yet to come. If none came for this long, full pods are merely well used."""
 STEP_WAIT_MILLIS: Final = 1000
 """A request that waits less than this waits for the next step, not for room."""
+BURST_MILLIS: Final = 10_000
+"""A queue younger than a scrape period may be gone at the next one."""
 MAX_GAP_SECONDS: Final = 30.0
 """Three scrape periods: moments further apart do not make a window that was seen."""
 
@@ -89,7 +92,7 @@ def decide(policy: Policy, estimate: Estimate, history: History, now: float) -> 
     `estimate` is this moment's and is not yet in `history.points`.
     """
     case = _Case(policy, estimate, history, now)
-    rules: tuple[Callable[[_Case], Decision | None], ...] = (_bounds, _grow, _missing, _at_zero, _shrink, _idle)
+    rules: tuple[Callable[[_Case], Decision | None], ...] = (_bounds, _grow, _missing, _quiet, _at_zero, _shrink, _idle)
     decision = next((decision for rule in rules if (decision := rule(case)) is not None), None)
     decision = decision or case.hold("Demand", "DemandMet", _demand_sentence(case))
     if policy.dry_run and decision.replicas_to != decision.replicas_from:
@@ -161,42 +164,70 @@ def _want_wake(case: _Case) -> Want | None:
 
 
 def _want_latency(case: _Case) -> Want | None:
-    """More wait than the target per replica: as many as run what each runs now and queue no more than the target.
+    """A queue beyond its target: as many replicas as run what each ready one runs now and queue no more than it.
 
-    Silent pods count as having no queue here: what the others report is a lower bound, so it may grow on partial data.
+    Silent pods count as having no queue: what the others report is a lower bound, so it may grow on partial data.
     """
     estimate, target = case.estimate, case.policy.target_queue_depth
-    if case.current == 0 or estimate.waiting_requests <= target * case.current:
+    if estimate.queue_pods == 0 or not _queue_stays(case):
         return None
-    running_each = estimate.running_requests // max(1, estimate.reporting_pods)
-    wanted = -(-(estimate.running_requests + estimate.waiting_requests) // (running_each + target))
+    running_each = estimate.running_requests // estimate.queue_pods
+    requests = running_each * estimate.ready_pods + estimate.waiting_requests
+    need = -(-requests // max(1, running_each + target))
     message = (
         f"{_count(estimate.waiting_requests, 'request')} wait, more than {target} for each of "
-        f"{_count(case.current, 'replica')}; {wanted} replicas would hold the target."
+        f"{_count(case.current, 'replica')}; {need} replicas would hold the target."
     )
-    return max(wanted, case.current + 1), "Latency", "QueueAboveTarget", message
+    return _with_lost(case, need), "Latency", "QueueAboveTarget", message
+
+
+def _queue_stays(case: _Case) -> bool:
+    """Return whether the queue is above its target and no mere burst: it was so a moment ago, or its oldest is old."""
+    target = case.policy.target_queue_depth * case.current
+    if case.estimate.waiting_requests <= target:
+        return False
+    before = case.window(MAX_GAP_SECONDS)[:-1]
+    lasted = bool(before) and before[-1].waiting_requests > target
+    return lasted or case.estimate.oldest_queue_millis >= BURST_MILLIS
+
+
+def _demand_need(case: _Case) -> int:
+    """Return need(D + growth) at the target utilisation; 0 while demand or capacity is not known."""
+    estimate = case.estimate
+    if case.current == 0 or not estimate.metrics_available or estimate.blocks_per_pod == 0:
+        return 0
+    demand = estimate.demand_blocks + estimate.growth_blocks
+    return replicas_for(demand, case.policy.target_utilization_percent, estimate.blocks_per_pod)
 
 
 def _want_demand(case: _Case) -> Want | None:
-    estimate, percent = case.estimate, case.policy.target_utilization_percent
-    if case.current == 0 or not estimate.metrics_available or estimate.blocks_per_pod == 0:
+    need = _demand_need(case)
+    if need == 0 or not _arrivals(case):
         return None
-    need = replicas_for(estimate.demand_blocks + estimate.growth_blocks, percent, estimate.blocks_per_pod)
-    useful = estimate.ready_pods + estimate.starting_credit
-    wanted = need
-    if need > useful:
-        # Pods that have been starting for too long are replaced, at most as many as there are pods that work: a model
-        # that never comes up must not take the fleet to its maximum.
-        lost = int(estimate.starting_pods - estimate.starting_credit + 1e-9)
-        wanted += min(lost, estimate.ready_pods)
-    if wanted > case.current and not _arrivals(case):
-        return None
-    return (
-        wanted,
-        "Demand",
-        "UtilizationAboveTarget",
-        f"{_demand_sentence(case)} {need} replicas would be at {percent}%.",
+    message = (
+        f"{_demand_sentence(case)} Below {case.policy.target_utilization_percent}% takes {_count(need, 'replica')}."
     )
+    return _with_lost(case, need), "Demand", "UtilizationAboveTarget", message
+
+
+def _with_lost(case: _Case, need: int) -> int:
+    """Return `need` plus a replacement for each pod that has been starting too long, where the others do not suffice.
+
+    At most as many as there are pods that work: a model that never comes up must not take the fleet to its maximum.
+    """
+    estimate = case.estimate
+    if need <= estimate.ready_pods + estimate.starting_credit:
+        return need
+    lost = int(estimate.starting_pods - estimate.starting_credit + 1e-9)
+    return need + min(lost, estimate.ready_pods)
+
+
+def _quiet(case: _Case) -> Decision | None:
+    """Full pods to which nobody new comes: a new pod could take nothing over from them."""
+    if _demand_need(case) <= case.current or _arrivals(case):
+        return None
+    message = f"{_demand_sentence(case)} No request waits and none has come for {ARRIVAL_WINDOW_SECONDS:.0f} s."
+    return case.hold("Demand", "NoNewRequests", message)
 
 
 def _arrivals(case: _Case) -> bool:
@@ -229,7 +260,7 @@ def _shrink(case: _Case) -> Decision | None:
     """Take away as many as the period allows and the whole window agrees to; never the last one, that is `_idle`'s."""
     policy, current = case.policy, case.current
     floor = max(policy.min_replicas, 1)
-    if not _agrees(case, case.estimate, current - 1):
+    if not _agrees(case, case.estimate, current - 1) or (current == 1 and case.estimate.requests):
         return None
     if current <= floor:
         if policy.min_replicas == 0:

@@ -67,6 +67,7 @@ def estimate(
         unschedulable_pods=sum(pod.state is PodState.UNSCHEDULABLE and not pod.cordoned for pod in present),
         cordoned_pods=sum(pod.cordoned for pod in present),
         reporting_pods=len(complete),
+        queue_pods=len(queues),
     )
     return _with_growth(current, points, learned)
 

@@ -136,7 +136,8 @@ class Estimate:
     reporting share while some are silent. `load_blocks`: the same over every reporting pod, cordoned ones too, so that
     a cordon does not look like a trend. `growth_blocks`: what will arrive before a pod asked for now can help.
     `running_requests`, `queued_requests`: on serving pods; `other_requests`: running or waiting on other pods.
-    `blocks_per_pod` is 0 while unknown. `starting_credit`: pods' worth of the starting ones (each 1 … 0 with age).
+    `blocks_per_pod` is 0 while unknown. `reporting_pods` of the serving pods gave both signals, `queue_pods` at
+    least the queue. `starting_credit`: pods' worth of the starting ones (each 1 … 0 with age).
     """
 
     at: float
@@ -155,6 +156,7 @@ class Estimate:
     unschedulable_pods: int = 0
     cordoned_pods: int = 0
     reporting_pods: int = 0
+    queue_pods: int = 0
 
     @property
     def complete(self) -> bool:
