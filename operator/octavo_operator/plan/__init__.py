@@ -1,1 +1,25 @@
-"""Pure: (spec, observed) -> desired children."""
+"""Pure: from a spec and what is observed to the children that should exist. No I/O."""
+
+from octavo_operator.plan.children import (
+    Children,
+    Manifest,
+    Observed,
+    Owner,
+    address,
+    plan,
+    rendered_hash,
+    selector_text,
+)
+from octavo_operator.plan.settings import EngineDefaults
+
+__all__ = [
+    "Children",
+    "EngineDefaults",
+    "Manifest",
+    "Observed",
+    "Owner",
+    "address",
+    "plan",
+    "rendered_hash",
+    "selector_text",
+]

@@ -1,0 +1,79 @@
+"""The volumes of an engine pod and where its container sees them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from octavo_operator.api.spec import InferenceServiceSpec, Model
+from octavo_operator.plan.settings import EngineDefaults
+
+TMP: Final = "/tmp"
+CACHE: Final = "/var/cache/octavo"
+MODEL: Final = "/var/lib/octavo/model"
+LIBRARIES: Final = "/opt/octavo/libraries"
+SHM: Final = "/dev/shm"
+SHM_PER_GPU: Final = "1Gi"
+"""What a rank's collectives may use. It counts towards the pod's memory limit, and is half of it when unset."""
+
+
+class Volume(NamedTuple):
+    """One volume (`source` is the rest of its entry) and its mount in the engine container."""
+
+    name: str
+    source: dict[str, Any]
+    path: str
+    read_only: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        """Return the pod's `volumes` entry."""
+        return {"name": self.name, **self.source}
+
+    def mount(self) -> dict[str, Any]:
+        """Return the container's `volumeMounts` entry."""
+        return {"name": self.name, "mountPath": self.path, **({"readOnly": True} if self.read_only else {})}
+
+
+def volumes(spec: InferenceServiceSpec, defaults: EngineDefaults) -> list[Volume]:
+    """Return the operator's own volumes of an engine pod."""
+    result = [
+        Volume("octavo-tmp", {"emptyDir": {}}, TMP),
+        Volume("octavo-cache", _cache(spec.model), CACHE),
+    ]
+    if (claim := _model_claim(spec.model.uri)) is not None:
+        result.append(Volume("octavo-model", _claim(claim[0]), MODEL, read_only=True))
+    if defaults.libraries_claim:
+        result.append(Volume("octavo-libraries", _claim(defaults.libraries_claim), LIBRARIES, read_only=True))
+    if spec.gpus > 1:
+        size = f"{spec.gpus * int(SHM_PER_GPU.removesuffix('Gi'))}Gi"
+        result.append(Volume("octavo-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, SHM))
+    return result
+
+
+def model_argument(model: Model) -> str:
+    """Return what `octavo serve` gets as its model: a claim becomes the folder it is mounted at."""
+    claim = _model_claim(model.uri)
+    return model.uri if claim is None else f"file://{MODEL}/{claim[1]}".rstrip("/")
+
+
+def _model_claim(uri: str) -> tuple[str, str] | None:
+    """Return (claim, path in it) of a `pvc://` URI."""
+    if not uri.startswith("pvc://"):
+        return None
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    return claim, path.strip("/")
+
+
+def _claim(name: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+
+
+def _cache(model: Model) -> dict[str, Any]:
+    cache = model.cache
+    if cache is None:
+        return {"emptyDir": {}}
+    if cache.persistent_volume_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim.claim_name}}
+    if cache.host_path is not None:
+        return {"hostPath": {"path": cache.host_path.path, "type": "DirectoryOrCreate"}}
+    limit = cache.empty_dir.size_limit if cache.empty_dir is not None else None
+    return {"emptyDir": {"sizeLimit": limit} if limit else {}}
