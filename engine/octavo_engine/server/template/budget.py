@@ -17,6 +17,7 @@ MAX_NUMBER: Final = 1_000_000
 """Largest number that may say how often or how wide something is written."""
 _MAX_BITS: Final = 4096
 _WIDTH: Final = re.compile(r"[0-9]{7,}|\*")
+_SIZED: Final = (str, bytes, list, tuple)
 _T = TypeVar("_T")
 
 
@@ -44,6 +45,14 @@ class Budget:
         """Raise `BudgetExceeded` for a text of so many characters."""
         if characters > self.characters:
             raise BudgetExceeded(f"it wrote more than {self.characters} characters")
+
+    def check_length(self, value: Any, times: int = 1) -> None:
+        """Raise `BudgetExceeded` if `times` times `value`, a text or a list, would be too large."""
+        length = len(value) * max(times, 0)
+        if isinstance(value, (str, bytes)):
+            self.check_size(length)
+        elif length > MAX_NUMBER:
+            raise BudgetExceeded(f"it made a list of more than {MAX_NUMBER} values")
 
 
 _CURRENT: ContextVar[Budget] = ContextVar("template_budget")
@@ -81,19 +90,18 @@ def join(pieces: Iterable[str]) -> str:
 
 def check_result(value: _T) -> _T:
     """Return `value` unless it is a text or a list that is too large."""
-    if isinstance(value, (str, bytes, list, tuple)):
-        current().check_size(len(value))
+    if isinstance(value, _SIZED):
+        current().check_length(value)
     return value
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
     """Refuse an operation whose result would be too large, before it is computed."""
-    sized = (str, bytes, list, tuple)
     if operator == "*":
-        if isinstance(left, sized) and isinstance(right, int):
-            current().check_size(len(left) * max(right, 0))
-        elif isinstance(right, sized) and isinstance(left, int):
-            current().check_size(len(right) * max(left, 0))
+        if isinstance(left, _SIZED) and isinstance(right, int):
+            current().check_length(left, right)
+        elif isinstance(right, _SIZED) and isinstance(left, int):
+            current().check_length(right, left)
         elif isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() + right.bit_length())
     elif operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -104,6 +112,7 @@ def check_operands(operator: str, left: Any, right: Any) -> None:
 
 def check_method(function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
     """Refuse a call of a text's method whose result would be too large (`center`, `replace`, `join`, `format` …)."""
+    function = getattr(function, "__wrapped__", function)  # the sandbox's own guard around `str.format`
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (str, bytes)):
         return

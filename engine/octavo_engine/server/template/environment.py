@@ -145,10 +145,13 @@ def _like(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable
 
 def bound_loops(tree: nodes.Template) -> None:
     """Make every loop turn, macro call and `~` of a parsed template go through the budget."""
-    for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
-        for repeated in tree.find_all(kind):
-            tick = nodes.ExprStmt(_call("tick", [], repeated.lineno)).set_lineno(repeated.lineno)
-            repeated.body.insert(0, tick)
+    repeated: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
+        *tree.find_all(nodes.For),
+        *tree.find_all(nodes.Macro),
+        *tree.find_all(nodes.CallBlock),
+    ]
+    for node in repeated:
+        node.body.insert(0, nodes.ExprStmt(_call("tick", [], node.lineno)).set_lineno(node.lineno))
     _replace_concatenations(tree)
 
 

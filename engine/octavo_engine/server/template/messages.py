@@ -30,7 +30,7 @@ def plain_messages(
 
 def _plain_message(message: Mapping[str, Any], where: str, keeps_parts: bool, knows_developer: bool) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         known = ", ".join(sorted(ROLES))
         raise TemplateError(f"{where}.role is {role!r}: send one of {known}.", f"{where}.role")
     if role == "developer" and not knows_developer:
