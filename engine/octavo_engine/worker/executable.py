@@ -69,7 +69,11 @@ class Executable(Protocol):
     vocab_size: int
     num_layers: int
     max_position: int
-    layout: KVLayout
+
+    @property
+    def layout(self) -> KVLayout:
+        """The KV cache this executable reads and writes."""
+        ...
 
     def plan(self, step: ModelStep) -> Any:
         """Prepare what all layers share (masks, indices, rotary factors)."""
