@@ -31,9 +31,7 @@ def assemble(batch: PersistentBatch, rows: Sequence[Row], max_position: int) -> 
     owner = np.repeat(np.arange(len(rows)), widths)
     within = np.arange(offsets[-1]) - offsets[owner]
     positions = starts[owner] + within
-    # A discarded row goes on past the tokens it knows: those are padding too.
-    ends = np.where([row.discard for row in rows], np.minimum(starts + counts, batch.lengths[slots]), starts + counts)
-    real = positions < ends[owner]
+    real = within < counts[owner]
     known = real & (within < (counts - drafts)[owner])
 
     tokens = np.zeros(offsets[-1], dtype=np.int32)
@@ -46,8 +44,8 @@ def assemble(batch: PersistentBatch, rows: Sequence[Row], max_position: int) -> 
         tokens=tokens,
         positions=np.minimum(positions, max_position - 1).astype(np.int32),
         row_offsets=offsets.astype(np.int32),
-        context_lengths=ends.astype(np.int32),
-        block_tables=_tables(batch, slots, int(ends.max(initial=0))),
+        context_lengths=(starts + counts).astype(np.int32),
+        block_tables=_tables(batch, slots, int((starts + counts).max())),
         slots=tuple(_write_slots(table, batch.block_size, slots[owner], positions, real) for table in batch.tables),
         logit_tokens=_logit_tokens(rows, offsets[:-1] + counts, drafts),
         adapters=np.array([row.adapter for row in rows], dtype=np.int32),

@@ -50,12 +50,12 @@ class InProcessExecutor:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runner")
 
     def register(self, sequence: int, settings: SamplingSettings) -> None:
-        """Give a sequence's sampling settings."""
-        self._runner.register(sequence, settings)
+        """Give a sequence's sampling settings, in order with the plans."""
+        self._thread.submit(self._runner.register, sequence, settings)
 
     def forget(self, sequence: int) -> None:
-        """Drop a sequence's settings."""
-        self._runner.forget(sequence)
+        """Drop a sequence's settings, in order with the plans: one in flight may still admit it."""
+        self._thread.submit(self._runner.forget, sequence)
 
     def submit(self, plan: StepPlan) -> Future[Executed]:
         """Queue a plan."""

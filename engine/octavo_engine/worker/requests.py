@@ -63,11 +63,17 @@ class RequestTable:
         ]
 
 
-def core_request(submit: Submit, sequences: tuple[int, ...], now: float) -> core.Request:
-    """Return the request as the scheduler takes it. `now` is the loop's monotonic clock."""
+def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float) -> core.Request:
+    """Return the request as the scheduler takes it. `now` is the loop's monotonic clock.
+
+    Raises ValueError if the prompt is no array of token ids: one bad id would fail a whole step.
+    """
+    prompt = np.frombuffer(submit.prompt, dtype="<i4")
+    if prompt.size and not 0 <= prompt.min() <= prompt.max() < vocab_size:
+        raise ValueError(f"The prompt names a token outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     return core.Request(
         sequences=sequences,
-        prompt=tuple(np.frombuffer(submit.prompt, dtype="<i4").tolist()),
+        prompt=tuple(prompt.tolist()),
         stop=StopRule(
             max_tokens=submit.stop.max_tokens,
             min_tokens=submit.stop.min_tokens,

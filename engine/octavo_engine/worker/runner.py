@@ -92,7 +92,7 @@ class Runner:
         if self.batch.sequences[row.slot] != row.sequence:
             raise RuntimeError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
         end, length = row.start + row.num_tokens - len(row.drafts), int(self.batch.lengths[row.slot])
-        return not row.discard and (end != length if row.samples else end > length)
+        return end != length if row.samples and not row.discard else end > length
 
     def _compute(self, rows: Sequence[Row]) -> list[RowResult]:
         if not rows:

@@ -68,15 +68,14 @@ def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> in
     return fits
 
 
-def measured_batched_tokens(seconds_of: Callable[[int], float], largest: int) -> int:
+def measured_batched_tokens(seconds_of: Callable[[int], float]) -> int:
     """Return how many tokens a step of 150 ms holds, between 64 and 2048, from `seconds_of(tokens)` measured here.
 
     Doubles until a step takes longer, then interpolates; rounded down to whole blocks of 16.
     """
-    largest = max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, largest))
     tokens, seconds = MIN_BATCHED_TOKENS, seconds_of(MIN_BATCHED_TOKENS)
-    while seconds <= STEP_SECONDS and tokens < largest:
-        more = min(2 * tokens, largest)
+    while seconds <= STEP_SECONDS and tokens < MAX_BATCHED_TOKENS:
+        more = 2 * tokens
         longer = seconds_of(more)
         if longer > STEP_SECONDS:
             tokens += int((more - tokens) * (STEP_SECONDS - seconds) / (longer - seconds))

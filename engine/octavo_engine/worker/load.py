@@ -1,0 +1,105 @@
+"""Which backend runs a model, and what the engine must know about the model beyond `Executable`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.worker.executable import Executable
+from octavo_engine.worker.sizing import StartError
+
+Report = Callable[[str, float], None]
+"""Called with a stage a person understands and how far it is, 0 to 1."""
+
+SCRIPTED_SCHEME = "scripted://"
+
+
+class LoadedModel(NamedTuple):
+    """An executable, its cache not allocated yet, and what is true of it.
+
+    `max_model_len` is the longest sequence the model was made for. `digest` names the weights and roots the prefix
+    cache. `num_blocks` is the pool the model itself asks for (scripted), else empty.
+    """
+
+    executable: Executable
+    max_model_len: int
+    digest: str
+    dtype: str
+    kv_dtype: str
+    quantization: str
+    backend: str
+    device: str
+    eos_token_ids: tuple[int, ...]
+    num_blocks: tuple[int, ...] = ()
+
+
+def load_model(config: EngineConfig, report: Report) -> LoadedModel:
+    """Load `config.model`. Raises StartError with its remedy for what cannot be loaded or is not offered."""
+    if config.tensor_parallel_size != 1:
+        raise StartError("--tensor-parallel-size above 1 is not offered yet: use 1, and more replicas instead.")
+    if config.device == "cuda":
+        raise StartError("--device cuda is not offered yet: use --device cpu or auto.")
+    try:
+        load = _load_scripted if config.model.startswith(SCRIPTED_SCHEME) else _load_reference
+        return load(config, report)
+    except (OSError, ValueError) as error:
+        # Files that are missing or damaged, models and options that no backend here serves: the message says what.
+        raise StartError(str(error)) from error
+    except MemoryError as error:
+        raise StartError(f"The model's weights do not fit into this machine's memory ({error}).") from error
+
+
+def _load_scripted(config: EngineConfig, report: Report) -> LoadedModel:
+    from octavo_engine.worker.backends.scripted import build_scripted
+
+    report("reading the script", 0.0)
+    executable = build_scripted(config.model)
+    return LoadedModel(
+        executable=executable,
+        max_model_len=executable.max_position,
+        digest=hashlib.sha256(config.model.encode()).hexdigest(),
+        dtype="none",
+        kv_dtype="digest",
+        quantization="none",
+        backend="scripted",
+        device="cpu",
+        eos_token_ids=executable.eos_token_ids,
+        num_blocks=() if config.kv_cache_memory else executable.num_blocks,
+    )
+
+
+def _load_reference(config: EngineConfig, report: Report) -> LoadedModel:
+    from octavo_engine.model.checkpoint import open_checkpoint
+    from octavo_engine.model.digest import model_digest
+    from octavo_engine.model.source import resolve
+
+    if config.kv_cache_dtype not in ("auto", "float32"):
+        raise StartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not offered here: use float32 or auto.")
+    path = resolve(config.model, report)
+    checkpoint = open_checkpoint(path)
+    digest = model_digest(checkpoint.files, report)
+    # Only now: importing the backend imports torch.
+    from octavo_engine.worker.backends.reference import build_reference
+
+    executable = build_reference(
+        path,
+        config.dtype,
+        quantization=config.quantization,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len or None,
+        threads=config.threads,
+        progress=report,
+    )
+    return LoadedModel(
+        executable=executable,
+        max_model_len=executable.max_position,
+        digest=digest,
+        dtype="float32",
+        kv_dtype="float32",
+        quantization=checkpoint.quantization,
+        backend="reference",
+        device="cpu",
+        eos_token_ids=checkpoint.eos_token_ids,
+    )

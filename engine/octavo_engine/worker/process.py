@@ -1,0 +1,63 @@
+"""The engine process: `python -m octavo_engine.worker`, started by `ipc.launch.launch_engine`.
+
+Exit codes: 0 after `Shutdown`, 1 after `Failed` or when the API process is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import msgspec
+
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.ipc.messages import Failed
+from octavo_engine.ipc.transport import EngineEndpoint, PeerGone
+from octavo_engine.worker.cgroup import compute_threads
+from octavo_engine.worker.parent import die_with_parent, leave_signals_to_parent
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Read the configuration from standard input and serve. Returns the exit code."""
+    leave_signals_to_parent()
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    if config.parent_pid:
+        die_with_parent(config.parent_pid)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    threads = config.threads or compute_threads()
+    # Before any library that computes is imported: it reads them once.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    with EngineEndpoint(config.socket_folder) as endpoint:
+        return _run(msgspec.structs.replace(config, threads=threads), endpoint)
+
+
+def _run(config: EngineConfig, endpoint: EngineEndpoint) -> int:
+    from octavo_engine.worker.sizing import StartError
+    from octavo_engine.worker.start import serve
+
+    try:
+        serve(config, endpoint)
+    except PeerGone:
+        logger.error("The API process takes no messages any more")
+        return 1
+    except StartError as error:
+        logger.error("%s", error)
+        endpoint.send(Failed(str(error)))
+        return 1
+    except Exception as error:
+        logger.exception("The engine stops")
+        endpoint.send(Failed(f"The engine stopped: {type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def exit_now(code: int) -> None:
+    """End the process without joining threads: the runner's may hang in a step."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

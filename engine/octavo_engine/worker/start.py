@@ -1,0 +1,154 @@
+"""From a configuration to a running loop: load, allocate, measure, check, serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+from octavo_engine.core.config import CacheGroup, SchedulerConfig
+from octavo_engine.core.lifecycle import Lifecycle
+from octavo_engine.core.scheduler import create_scheduler
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.ipc.messages import Loaded, Progress
+from octavo_engine.worker.cgroup import memory_limit
+from octavo_engine.worker.executor import InProcessExecutor
+from octavo_engine.worker.load import LoadedModel, load_model
+from octavo_engine.worker.loop import Endpoint, EngineLoop
+from octavo_engine.worker.runner import Runner
+from octavo_engine.worker.sizing import (
+    StartError,
+    measured_batched_tokens,
+    model_len,
+    pool_blocks,
+    pool_bytes,
+    step_seconds,
+)
+
+DEFAULT_MAX_NUM_SEQS: Final = 256
+DEFAULT_GPU_BATCHED_TOKENS: Final = 2048
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, endpoint: Endpoint) -> None:
+    """Load the model and serve until `Shutdown`. Raises StartError, with its remedy, if that cannot be done."""
+    report = _reporter(endpoint)
+    model = load_model(config, report)
+    num_blocks = _allocate(model, config, report)
+    try:
+        scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report))
+    except ValueError as error:
+        raise StartError(f"{error}.") from error
+    runner = Runner(
+        model.executable,
+        max_num_seqs=scheduler.config.max_num_seqs,
+        max_model_len=scheduler.config.max_model_len,
+    )
+    # What is alive now lives as long as the process: later collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    endpoint.send(_loaded(model, scheduler))
+    executor = InProcessExecutor(runner)
+    EngineLoop(
+        endpoint,
+        scheduler,
+        executor,
+        vocab_size=model.executable.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        depth=scheduler.config.max_plans_in_flight,
+        step_timeout_seconds=config.step_timeout_seconds,
+    ).run()
+    executor.close()
+
+
+def _reporter(endpoint: Endpoint) -> Callable[[str, float], None]:
+    def report(stage: str, fraction: float) -> None:
+        endpoint.send(Progress(stage, fraction))
+
+    return report
+
+
+def memory_left() -> int:
+    """Return the bytes this process may still take: what the machine has, or what the container's limit leaves."""
+    left = psutil.virtual_memory().available
+    limit = memory_limit()
+    return left if limit is None else max(0, min(left, limit.limit - limit.used))
+
+
+def _allocate(model: LoadedModel, config: EngineConfig, report: Callable[[str, float], None]) -> tuple[int, ...]:
+    report("Allocating the KV cache", 0.0)
+    layout = model.executable.layout
+    num_blocks = model.num_blocks
+    if not num_blocks:
+        num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left()), layout.groups)
+    started = time.perf_counter()
+    try:
+        layout.allocate(num_blocks)
+    except MemoryError as error:
+        raise StartError(
+            f"The KV cache could not be allocated ({error}): ask for less with --kv-cache-memory."
+        ) from error
+    logger.info(
+        "KV cache: %s blocks, allocated in %.1f s", "+".join(map(str, num_blocks)), time.perf_counter() - started
+    )
+    return num_blocks
+
+
+def _scheduler_config(
+    model: LoadedModel, config: EngineConfig, num_blocks: tuple[int, ...], report: Callable[[str, float], None]
+) -> SchedulerConfig:
+    report("Measuring a step", 0.0)
+    batched_tokens = config.max_num_batched_tokens or _batched_tokens(model, num_blocks, config.max_num_seqs)
+    base = SchedulerConfig(
+        groups=tuple(
+            CacheGroup(count, group.window)
+            for count, group in zip(num_blocks, model.executable.layout.groups, strict=True)
+        ),
+        max_model_len=model.max_model_len,
+        block_size=model.executable.layout.block_size,
+        max_num_seqs=config.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, batched_tokens),
+        max_num_batched_tokens=batched_tokens,
+        eos_token_ids=model.eos_token_ids,
+        policy=config.scheduler,
+        kv_allocation=config.kv_allocation,
+        prefix_sharing=config.prefix_sharing,
+        max_queue_requests=config.max_queue_requests,
+        max_queue_tokens=config.max_queue_tokens,
+        max_plans_in_flight=config.plans_in_flight or (2 if model.device == "cuda" else 1),
+        model_digest=model.digest,
+        quantization=model.quantization,
+        kv_dtype=model.kv_dtype,
+    )
+    return dataclasses.replace(base, max_model_len=model_len(config.max_model_len, model.max_model_len, base))
+
+
+def _batched_tokens(model: LoadedModel, num_blocks: tuple[int, ...], max_num_seqs: int) -> int:
+    """Return the default step size; never less than one token for each sequence that was asked for."""
+    if model.device == "cuda":
+        return max(DEFAULT_GPU_BATCHED_TOKENS, max_num_seqs)
+    measured = measured_batched_tokens(lambda tokens: step_seconds(model.executable, num_blocks, tokens))
+    logger.info("A step of 150 ms holds %d tokens here", measured)
+    return max(measured, max_num_seqs)
+
+
+def _loaded(model: LoadedModel, scheduler: Lifecycle) -> Loaded:
+    config = scheduler.config
+    return Loaded(
+        model_digest=model.digest,
+        vocab_size=model.executable.vocab_size,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        num_blocks=sum(group.num_blocks for group in config.groups),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        backend=model.backend,
+        eos_token_ids=model.eos_token_ids,
+    )

@@ -1,0 +1,95 @@
+"""Drives a runner by plans written by hand: what a test wants to happen, no scheduler's opinion in between."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from octavo_engine.core.step import Admission, BlockAppend, BlockCopy, Row, StepPlan
+from octavo_engine.sampling.settings import prepare
+from octavo_engine.worker.runner import Runner
+
+NUM_BLOCKS = 64
+MAX_MODEL_LEN = 128
+MAX_NUM_SEQS = 8
+
+
+@dataclass
+class Live:
+    """One sequence: its slot, its tokens so far, its blocks, and how many tokens are computed."""
+
+    sequence: int
+    slot: int
+    tokens: list[int]
+    prompt: int
+    blocks: list[int]
+    computed: int = 0
+    failed: str = ""
+
+    @property
+    def text(self):
+        return self.tokens[self.prompt :]
+
+
+@dataclass
+class Driver:
+    """A runner over a fresh pool, and who holds what."""
+
+    executable: object
+    runner: Runner = None
+    released: list[int] = field(default_factory=list)
+    numbers: object = field(default_factory=itertools.count)
+    sequences: object = field(default_factory=itertools.count)
+
+    def __post_init__(self):
+        self.executable.layout.allocate([NUM_BLOCKS])
+        self.runner = Runner(self.executable, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
+        self.size = self.executable.layout.block_size
+
+    def live(self, prompt, *, slot=0, first_block=0, **settings):
+        """Register a sequence that will take `slot` and the blocks from `first_block` on."""
+        sequence = next(self.sequences)
+        self.runner.register(sequence, prepare(self.executable.vocab_size, **({"seed": 7} | settings)))
+        count = -(-MAX_MODEL_LEN // self.size)
+        return Live(sequence, slot, list(prompt), len(prompt), list(range(first_block, first_block + count)))
+
+    def admission(self, live, blocks=None):
+        table = live.blocks if blocks is None else blocks
+        return Admission(live.slot, live.sequence, tuple(live.tokens), live.prompt, (tuple(table),))
+
+    def row(self, live, count=None, drafts=(), **more):
+        """The row of the next `count` known tokens, by default all, with drafts behind them."""
+        missing = len(live.tokens) - live.computed
+        count = missing if count is None else min(count, missing)
+        return Row(
+            live.slot, live.sequence, live.computed, count + len(drafts), count == missing, tuple(drafts), **more
+        )
+
+    def plan(self, rows=(), *, admitted=(), appended=(), copies=(), released=()):
+        return StepPlan(
+            next(self.numbers), tuple(released), tuple(admitted), tuple(appended), tuple(copies), tuple(rows)
+        )
+
+    def step(self, pairs, **deltas):
+        """Run one step of (live, row) pairs and take its results in."""
+        plan = self.plan([row for _, row in pairs], **deltas)
+        result = self.runner.execute(plan)
+        assert result.number == plan.number
+        for (live, row), row_result in zip(pairs, result.rows, strict=True):
+            live.failed = live.failed or row_result.failed
+            if not row.discard:
+                rejected = len(row.drafts) + 1 - len(row_result.tokens) if row.drafts else 0
+                live.computed += row.num_tokens - rejected
+                live.tokens += row_result.tokens
+        return result
+
+    def generate(self, live, count, *, chunk=None, admit=True):
+        """Admit `live` alone and decode until it has `count` tokens more; returns its text."""
+        admitted, wanted = [self.admission(live)] if admit else [], len(live.tokens) + count
+        while len(live.tokens) < wanted:
+            self.step([(live, self.row(live, chunk))], admitted=admitted)
+            admitted = []
+        return live.text
+
+
+__all__ = ["MAX_MODEL_LEN", "MAX_NUM_SEQS", "NUM_BLOCKS", "BlockAppend", "BlockCopy", "Driver", "Live"]

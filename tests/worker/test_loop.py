@@ -1,0 +1,277 @@
+"""The engine loop over the real scheduler, runner and scripted model; only the pipes are queues of this process."""
+
+import queue
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from octavo_engine.core.config import CacheGroup, SchedulerConfig
+from octavo_engine.core.scheduler import create_scheduler
+from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Step, StopRule, Submit
+from octavo_engine.sampling.sampler import NOT_FINITE
+from octavo_engine.worker.backends.scripted import build_scripted
+from octavo_engine.worker.executor import InProcessExecutor
+from octavo_engine.worker.loop import STEP_FAILED, EngineLoop
+from octavo_engine.worker.runner import Runner
+from tests.worker.driver import Driver
+
+NAN, RAISE = 250, 251
+URI = f"scripted://?eos=0&nan={NAN}&raise={RAISE}"
+
+
+class Pipes:
+    """An endpoint of queues. Counts how often the loop asked for messages."""
+
+    def __init__(self):
+        self.down, self.up, self.polls = queue.Queue(), queue.Queue(), 0
+
+    def poll(self, timeout_seconds):
+        self.polls += 1
+        messages = []
+        try:
+            if timeout_seconds > 0:
+                messages.append(self.down.get(timeout=timeout_seconds))
+            while True:
+                messages.append(self.down.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def send(self, message):
+        self.up.put(message)
+
+
+class Client:
+    """The API process's side: what was said about each choice, and the last snapshot."""
+
+    def __init__(self, pipes):
+        self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
+        self.snapshot, self.steps = None, 0
+
+    def submit(self, request, prompt, *, max_tokens=10, n=1, temperature=0.0, **stop):
+        data = np.array(prompt, dtype="<i4").tobytes()
+        sampling = SamplingParams(seed=3, temperature=temperature)
+        self.pipes.down.put(Submit(request, data, sampling, StopRule(max_tokens=max_tokens, **stop), n=n))
+
+    def abort(self, request, choice=-1):
+        self.pipes.down.put(Abort(request, choice))
+
+    def receive(self):
+        message = self.pipes.up.get(timeout=20)
+        if isinstance(message, Refused):
+            self.refused[message.request] = message
+            return
+        assert isinstance(message, Step)
+        self.snapshot = message.snapshot
+        self.steps += 1
+        for out in message.outputs:
+            key = (out.request, out.choice)
+            assert key not in self.finish
+            self.tokens.setdefault(key, []).extend(out.tokens)
+            self.started[key] = self.started.get(key, 0) + out.started
+            if out.finish:
+                self.finish[key], self.detail[key] = out.finish, out.detail
+
+    def until(self, done):
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            self.receive()
+
+    def wait_finished(self, *keys):
+        self.until(lambda: all(key in self.finish for key in keys))
+
+
+@contextmanager
+def engine(uri=URI, *, depth=1, **sizes):
+    executable = build_scripted(uri)
+    executable.layout.allocate(executable.num_blocks)
+    sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64} | sizes
+    groups = tuple(CacheGroup(count) for count in executable.num_blocks)
+    config = SchedulerConfig(groups=groups, eos_token_ids=executable.eos_token_ids, max_plans_in_flight=depth, **sizes)
+    scheduler, pipes = create_scheduler(config), Pipes()
+    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+    executor = InProcessExecutor(runner)
+    loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=(256,), depth=depth)
+    failures = []
+
+    def run():
+        try:
+            loop.run()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    client = Client(pipes)
+    client.scheduler, client.runner = scheduler, runner
+    try:
+        yield client
+    finally:
+        pipes.down.put(Shutdown())
+        thread.join(timeout=20)
+        executor.close()
+    assert not thread.is_alive()
+    assert not failures
+
+
+def prompt_of(seed, length=40):
+    return np.random.default_rng(seed).integers(0, 200, length).tolist()
+
+
+def alone(prompt, count, **settings):
+    driver = Driver(build_scripted(URI))
+    return driver.generate(driver.live(prompt, **({"seed": 3, "temperature": 0.0} | settings)), count)
+
+
+@pytest.fixture(params=[1, 2])
+def depth(request):
+    return request.param
+
+
+def test_requests_get_the_text_they_would_get_alone(depth):
+    with engine(depth=depth) as client:
+        lengths = [5, 17, 40, 90, 33, 16, 64, 20, 55, 70, 12, 48]
+        for request, length in enumerate(lengths):
+            client.submit(request, prompt_of(request, length), max_tokens=10 + request)
+        client.wait_finished(*((request, 0) for request in range(len(lengths))))
+        for request, length in enumerate(lengths):
+            assert client.tokens[request, 0] == alone(prompt_of(request, length), 10 + request)
+            assert client.finish[request, 0] == "length"
+            assert client.started[request, 0] == 1
+        client.until(lambda: client.snapshot.running == 0)
+        assert client.snapshot.received == len(lengths)
+        assert client.snapshot.blocks_active == 0
+        client.scheduler.assert_idle()
+
+
+def test_choices_are_drawn_each_on_their_own(depth):
+    with engine(depth=depth) as client:
+        client.submit(1, prompt_of(1), n=3, temperature=1.5)
+        client.wait_finished((1, 0), (1, 1), (1, 2))
+        for choice in range(3):
+            assert client.tokens[1, choice] == alone(prompt_of(1), 10, temperature=1.5, choice=choice)
+
+
+def test_ended_sequences_leave_nothing_behind(depth):
+    with engine(depth=depth) as client:
+        for request in range(20):
+            client.submit(request, prompt_of(request), n=2)
+        client.abort(3)
+        client.wait_finished(*((request, choice) for request in range(20) for choice in range(2)))
+        client.submit(20, prompt_of(20), max_tokens=1)
+        client.wait_finished((20, 0))
+        client.submit(21, prompt_of(20), max_tokens=1)
+        client.wait_finished((21, 0))
+        assert len(client.runner._settings) <= 1
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------
+def test_an_idle_engine_ticks_and_does_not_spin():
+    with engine() as client:
+        client.receive()
+        before, polls = time.time(), client.pipes.polls
+        client.until(lambda: client.snapshot.time > before + 2)
+        assert client.steps >= 3  # at least one a second
+        assert client.pipes.polls - polls < 20
+
+
+def test_a_long_step_does_not_stop_the_ticks():
+    with engine("scripted://?eos=0&step=1500ms") as client:
+        client.submit(1, prompt_of(1), max_tokens=2)
+        client.wait_finished((1, 0))
+        assert client.steps >= 4
+        assert abs(client.snapshot.time - time.time()) < 1
+
+
+def test_a_message_wakes_an_idle_engine_at_once():
+    with engine() as client:
+        for request in range(5):
+            client.until(lambda: client.snapshot and client.snapshot.running == 0)
+            started = time.monotonic()
+            client.submit(request, prompt_of(request), max_tokens=1)
+            client.wait_finished((request, 0))
+            assert time.monotonic() - started < 0.25
+
+
+# --- ending -----------------------------------------------------------------------------------------------------
+def test_aborts_end_one_choice_or_all_and_unknown_ones_are_no_error(depth):
+    with engine("scripted://?eos=0&step=5ms", depth=depth) as client:
+        client.submit(1, prompt_of(1), max_tokens=200, n=2)
+        client.submit(2, prompt_of(2), max_tokens=40)
+        client.until(lambda: len(client.tokens.get((1, 1), ())) > 3)
+        client.abort(1, 0)
+        client.abort(99)
+        client.wait_finished((1, 0))
+        assert (1, 1) not in client.finish
+        client.abort(1)
+        client.abort(1)
+        client.wait_finished((1, 1), (2, 0))
+        assert [client.finish[key] for key in ((1, 0), (1, 1), (2, 0))] == ["abort", "abort", "length"]
+        assert client.tokens[2, 0] == alone(prompt_of(2), 40)
+
+
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(depth, caplog):
+    with engine(depth=depth, max_num_batched_tokens=20) as client:
+        client.submit(1, [*prompt_of(1, 50), RAISE, *prompt_of(2, 10)])
+        client.wait_finished((1, 0))
+        assert (client.finish[1, 0], client.detail[1, 0]) == ("error", STEP_FAILED)
+        client.submit(2, prompt_of(2))
+        client.wait_finished((2, 0))
+        assert client.tokens[2, 0] == alone(prompt_of(2), 10)
+        client.until(lambda: client.snapshot.running == 0)
+        client.scheduler.assert_idle()
+    assert "sequence 0 at 40+20 in slot 0" in caplog.text
+
+
+def test_a_row_that_is_not_finite_ends_its_own_request_only(depth):
+    with engine(depth=depth) as client:
+        client.submit(1, prompt_of(1))
+        client.submit(2, [NAN, *prompt_of(2)])
+        client.submit(3, prompt_of(3))
+        client.wait_finished((1, 0), (2, 0), (3, 0))
+        assert (client.finish[2, 0], client.detail[2, 0]) == ("error", NOT_FINITE)
+        assert client.tokens[1, 0] == alone(prompt_of(1), 10)
+        assert client.tokens[3, 0] == alone(prompt_of(3), 10)
+
+
+def test_stop_ids_and_min_tokens(depth):
+    text = alone(prompt_of(1), 20)
+    stop = text[8]
+    first = text.index(stop)
+    with engine(depth=depth) as client:
+        client.submit(1, prompt_of(1), max_tokens=20, stop_token_ids=(stop,))
+        client.submit(2, prompt_of(1), max_tokens=20, stop_token_ids=(stop,), min_tokens=first + 3)
+        client.wait_finished((1, 0), (2, 0))
+        assert (client.tokens[1, 0], client.finish[1, 0]) == (text[: first + 1], "stop")
+        assert client.tokens[2, 0][: first + 3].count(stop) == 0
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+def test_what_never_fits_and_what_finds_the_queue_full_is_refused():
+    with engine("scripted://?eos=0&step=50ms", max_queue_requests=2, max_num_seqs=1) as client:
+        client.submit(1, prompt_of(1, 256))
+        client.until(lambda: 1 in client.refused)
+        assert client.refused[1].reason == "never_fits"
+        client.submit(2, prompt_of(2), max_tokens=50)
+        client.until(lambda: (2, 0) in client.started)
+        for request in (3, 4, 5):
+            client.submit(request, prompt_of(request), max_tokens=1)
+        client.until(lambda: 5 in client.refused)
+        assert client.refused[5].reason == "queue_full"
+        client.abort(2)
+        client.wait_finished((2, 0), (3, 0), (4, 0))
+        assert client.snapshot.received == 5
+
+
+@pytest.mark.parametrize("prompt", [[5, 9999], [-1], []])
+def test_a_prompt_that_is_none_ends_with_an_error_and_harms_nobody(prompt):
+    with engine() as client:
+        client.submit(1, prompt)
+        client.submit(2, prompt_of(2))
+        client.wait_finished((1, 0), (2, 0))
+        assert client.finish[1, 0] == "error"
+        assert client.tokens[2, 0] == alone(prompt_of(2), 10)

@@ -1,0 +1,175 @@
+"""The engine process itself: started as the API process starts it, over the real pipes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.ipc.launch import launch_engine
+from octavo_engine.ipc.messages import Failed, Loaded, Progress, SamplingParams, Shutdown, Step, StopRule, Submit
+from octavo_engine.ipc.transport import ServerEndpoint
+
+SCRIPTED = "scripted://?eos=0&blocks=32"
+
+
+@contextmanager
+def engine(model=SCRIPTED, **config):
+    """Start an engine; yields its process, its endpoint, and a function that returns the next message."""
+    endpoint = ServerEndpoint()
+    process = launch_engine(EngineConfig(model=model, socket_folder=str(endpoint.folder), **config))
+    runner = asyncio.Runner()
+    try:
+        yield process, endpoint, lambda: runner.run(asyncio.wait_for(endpoint.receive(), 30))
+    finally:
+        process.kill()
+        process.wait()
+        runner.close()
+        endpoint.close()
+
+
+def until(receive, kind):
+    while not isinstance(message := receive(), kind):
+        assert not isinstance(message, Failed), message.detail
+    return message
+
+
+def submit(endpoint, request, prompt, max_tokens=8):
+    data = np.array(prompt, dtype="<i4").tobytes()
+    endpoint.send(Submit(request, data, SamplingParams(seed=1, temperature=0.0), StopRule(max_tokens=max_tokens)))
+
+
+def answer(receive, request):
+    """Return the tokens of a request once it has ended."""
+    tokens = []
+    while True:
+        for out in until(receive, Step).outputs:
+            tokens += out.tokens if out.request == request else ()
+            if out.request == request and out.finish:
+                return tokens
+
+
+def test_it_loads_answers_and_leaves():
+    with engine() as (process, endpoint, receive):
+        assert isinstance(receive(), Progress)
+        loaded = until(receive, Loaded)
+        assert (loaded.backend, loaded.num_blocks, loaded.block_size) == ("scripted", 32, 16)
+        assert loaded.max_model_len == 512  # what the pool holds of the model's 8192
+        submit(endpoint, 1, [1, 2, 3])
+        assert len(answer(receive, 1)) == 8
+        endpoint.send(Shutdown())
+        assert process.wait(timeout=10) == 0
+
+
+def test_it_never_loads_torch_with_the_scripted_model():
+    with engine() as (process, endpoint, receive):
+        until(receive, Loaded)
+        submit(endpoint, 1, [1, 2, 3])
+        answer(receive, 1)
+        assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        probe = "import sys, octavo_engine.worker.start; raise SystemExit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_its_arguments_name_no_model_and_no_folder():
+    with engine() as (process, endpoint, receive):
+        until(receive, Loaded)
+        arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert b"scripted" not in arguments
+        assert str(endpoint.folder).encode() not in arguments
+
+
+def test_signals_are_the_api_process_business():
+    with engine() as (process, endpoint, receive):
+        until(receive, Loaded)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        submit(endpoint, 1, [1, 2, 3])
+        assert len(answer(receive, 1)) == 8
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "sentence"),
+    [
+        ("scripted://?speed=9", {}, "has no option 'speed'"),
+        (SCRIPTED, {"max_model_len": 513}, "Use --max-model-len 512 or less"),
+        (SCRIPTED, {"max_model_len": 9999}, "use 8192 or less"),
+        (SCRIPTED, {"max_num_batched_tokens": 4, "max_num_seqs": 8}, "--max-num-batched-tokens"),
+        (SCRIPTED, {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ("/nowhere/model.gguf", {}, "There is no model at /nowhere/model.gguf"),
+    ],
+)
+def test_a_start_that_cannot_be_ends_with_a_sentence(model, config, sentence):
+    with engine(model, **config) as (process, _, receive):
+        while isinstance(message := receive(), Progress):
+            pass
+        assert isinstance(message, Failed)
+        assert sentence in message.detail
+        assert "Traceback" not in message.detail
+        assert process.wait(timeout=10) == 1
+
+
+def test_a_step_that_hangs_ends_the_engine_with_a_sentence():
+    with engine("scripted://?hang=77", step_timeout_seconds=1.0) as (process, endpoint, receive):
+        until(receive, Loaded)
+        submit(endpoint, 1, [1, 77])
+        while isinstance(message := receive(), Step):
+            pass
+        assert isinstance(message, Failed)
+        assert "has not ended after 1 s" in message.detail
+        assert process.wait(timeout=10) == 1
+
+
+def test_the_step_size_is_measured_on_a_cpu():
+    with engine("scripted://?prefill=8000&step=20ms", max_num_seqs=8) as (_, _, receive):
+        assert until(receive, Loaded).max_num_batched_tokens == pytest.approx(1040, rel=0.15)
+
+
+def test_the_engine_dies_with_the_process_that_started_it():
+    program = textwrap.dedent(
+        f"""
+        import sys, time
+        from octavo_engine.ipc.config import EngineConfig
+        from octavo_engine.ipc.launch import launch_engine
+        from octavo_engine.ipc.transport import ServerEndpoint
+        endpoint = ServerEndpoint()
+        print(launch_engine(EngineConfig(model={SCRIPTED!r}, socket_folder=str(endpoint.folder))).pid, flush=True)
+        print(endpoint.folder, flush=True)
+        time.sleep(60)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        pid, folder = int(parent.stdout.readline()), Path(parent.stdout.readline().strip())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+        parent.wait()
+    for left in folder.iterdir():
+        left.unlink()
+    folder.rmdir()
+    deadline = time.monotonic() + 10
+    while _alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_it_is_started_from_the_main_thread_only():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread"):
+        pool.submit(launch_engine, EngineConfig(model=SCRIPTED, socket_folder=os.devnull)).result()
