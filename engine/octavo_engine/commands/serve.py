@@ -1,0 +1,33 @@
+"""`octavo serve`: run the API process, and the engine process beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from octavo_engine.commands.progress import LoadingLog
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.server.run import EXIT_FAILED, ApiProcess, StartError
+from octavo_engine.server.settings import ServerSettings
+
+
+def serve(settings: ServerSettings, engine: EngineConfig) -> int:
+    """Serve until drained; return the exit code."""
+    logging.basicConfig(
+        level=engine.log_level.upper(),
+        format="%(asctime)s %(levelname)s server %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    loading = LoadingLog()
+    name = settings.served_names[0]
+
+    async def run() -> int:
+        return await ApiProcess(settings, engine, loading.report, lambda url: loading.ready(name, url)).run()
+
+    try:
+        return asyncio.run(run())
+    except StartError as error:
+        print(f"octavo serve: {error}", file=sys.stderr)
+        return EXIT_FAILED

@@ -1,0 +1,336 @@
+"""The API process's view of the engine: what it is, how it is, and which answer belongs to which request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from octavo_engine.contract import Outcome
+from octavo_engine.ipc import messages as m
+from octavo_engine.ipc.transport import PeerGone
+from octavo_engine.server.counters import Counters
+from octavo_engine.server.errors import ApiError, engine_failed, invalid, queue_full, unavailable
+from octavo_engine.server.heartbeat import Heartbeat
+from octavo_engine.server.jobs import Prepared
+from octavo_engine.server.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+_NO_TOKEN_YET: Final = -1.0
+
+
+class Link(Protocol):
+    """The pipes to the engine (`ipc.transport.ServerEndpoint`)."""
+
+    def send(self, message: m.ToEngine) -> None:
+        """Send without waiting. Raises PeerGone."""
+        ...
+
+    async def receive(self) -> m.ToServer:
+        """Wait for the next message."""
+        ...
+
+
+@dataclass(slots=True)
+class _Request:
+    """One Submit: the first of its choices' indices in the ticket, the choices still open, and its clocks."""
+
+    ticket: Ticket
+    base: int
+    arrived: float
+    open: set[int]
+    last_token: list[float]
+    accepted: bool = False
+
+
+class _Unseen(NamedTuple):
+    """A Submit the engine has not confirmed: it is in its queue for all that admission knows."""
+
+    serial: int
+    request: int
+    sequences: int
+    tokens: int
+
+
+@dataclass
+class Load:
+    """What waits at the engine, by its last snapshot and by what has been sent since."""
+
+    sequences: int = 0
+    tokens: int = 0
+    running: int = 0
+
+
+@dataclass
+class _Sent:
+    """Submits in order, and those not yet confirmed."""
+
+    serial: int = 0
+    unseen: deque[_Unseen] = field(default_factory=deque)
+    sequences: int = 0
+    tokens: int = 0
+
+
+class EngineClient:
+    """Sends requests to one engine and routes what it answers. Everything happens on one event loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        counters: Counters,
+        health_timeout: float,
+        on_progress: Callable[[m.Progress], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the client of the engine at the other end of `link`."""
+        self._link = link
+        self._counters = counters
+        self._clock = clock
+        self._heartbeat = Heartbeat(health_timeout)
+        self._on_progress = on_progress
+        self._requests: dict[int, _Request] = {}
+        self._next_request = 0
+        self._sent = _Sent()
+        self.loaded: m.Loaded | None = None
+        self.snapshot: m.Snapshot | None = None
+        self.progress: m.Progress | None = None
+        self.failure: str | None = None
+        self.failed = asyncio.Event()
+        self.ready_event = asyncio.Event()
+
+    # --- State ---
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's process runs and its loop ticks (loading, busy and idle are alive)."""
+        return self.failure is None and self._heartbeat.alive(self._clock())
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.loaded is not None and self.alive
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences admitted and not ended."""
+        return sum(len(request.open) for request in self._requests.values() if request.accepted)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests sent and not ended, confirmed or not."""
+        return len(self._requests)
+
+    def load(self) -> Load:
+        """Return what waits: the snapshot's queue and what the engine has not confirmed yet."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return Load(self._sent.sequences, self._sent.tokens)
+        return Load(
+            snapshot.waiting + self._sent.sequences, snapshot.waiting_tokens + self._sent.tokens, snapshot.running
+        )
+
+    def check_ready(self) -> m.Loaded:
+        """Return what is loaded. Raises the ApiError (503, nothing began) of an engine that takes no requests."""
+        if self.failure is not None:
+            raise unavailable(f"The engine has stopped: {self.failure}")
+        if self.loaded is None:
+            stage = f" ({self.progress.stage}, {self.progress.fraction:.0%})" if self.progress else ""
+            raise unavailable(f"The model is still loading{stage}.")
+        if not self.alive:
+            raise unavailable("The engine does not respond.")
+        return self.loaded
+
+    # --- Requests ---
+    def open(self, prepared: Prepared, salt: str, arrived: float) -> Ticket:
+        """Send a request's prompts to the engine. Raises ApiError (503) if it cannot be reached."""
+        loaded = self.check_ready()
+        first = self._next_request
+        count = len(prepared.prompts)
+        ids = range(first, first + count)
+        self._next_request += count
+        ticket = Ticket(
+            count,
+            count * prepared.n,
+            end_choice=lambda choice: self._end_choice(first + choice // prepared.n, choice % prepared.n),
+            close=lambda: self._close(ids),
+        )
+        now = self._clock()
+        try:
+            for index, prompt in enumerate(prepared.prompts):
+                tokens = len(prompt) // 4
+                self._link.send(_submit(first + index, prompt, prepared, salt, loaded.max_model_len, now - arrived))
+                self._requests[first + index] = _Request(
+                    ticket, index * prepared.n, arrived, set(range(prepared.n)), [_NO_TOKEN_YET] * prepared.n
+                )
+                self._note_sent(_Unseen(self._sent.serial + 1, first + index, prepared.n, tokens))
+        except PeerGone as error:
+            self._close(ids)
+            raise unavailable("The engine does not respond.") from error
+        return ticket
+
+    def _note_sent(self, unseen: _Unseen) -> None:
+        self._sent.serial = unseen.serial
+        self._sent.unseen.append(unseen)
+        self._sent.sequences += unseen.sequences
+        self._sent.tokens += unseen.tokens
+
+    def _end_choice(self, request: int, choice: int) -> None:
+        """A stop string ended a choice: the engine need not go on."""
+        entry = self._requests.get(request)
+        if entry is not None and choice in entry.open:
+            self._count_end(request, entry, choice, "stop")
+            self._abort(m.Abort(request, choice))
+
+    def _close(self, ids: range) -> None:
+        """End what is still open of the given requests: nobody waits for it any more."""
+        for request in ids:
+            entry = self._requests.get(request)
+            if entry is None:
+                continue
+            if not entry.accepted:
+                self._accept(request, entry)
+            for choice in sorted(entry.open):
+                self._count_end(request, entry, choice, "abort")
+            self._abort(m.Abort(request))
+
+    def _abort(self, message: m.Abort) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._link.send(message)
+        except PeerGone:
+            log.warning("The engine took no abort of request %d: it has gone.", message.request)
+
+    def _count_end(self, request: int, entry: _Request, choice: int, outcome: Outcome) -> None:
+        entry.open.discard(choice)
+        self._counters.outcomes[outcome] += 1
+        self._counters.request_seconds.observe(self._clock() - entry.arrived)
+        if not entry.open:
+            self._requests.pop(request, None)
+
+    def _accept(self, request: int, entry: _Request) -> None:
+        entry.accepted = True
+        self._counters.admitted += len(entry.open)
+        entry.ticket.accept_one()
+
+    # --- Messages ---
+    async def run(self) -> None:
+        """Receive until the engine fails or the task is cancelled."""
+        while self.failure is None:
+            try:
+                message = await self._link.receive()
+            except msgspec.DecodeError as error:
+                self.fail(f"it sent a message that cannot be read ({error})")
+                return
+            self.handle(message)
+
+    def handle(self, message: m.ToServer) -> None:
+        """Take one message in."""
+        match message:
+            case m.Step():
+                self._step(message)
+            case m.Refused():
+                self._refused(message)
+            case m.Progress():
+                self.progress = message
+                self._on_progress(message)
+            case m.Loaded():
+                self.loaded = message
+                self.ready_event.set()
+                self._heartbeat.tick(self._clock(), 0.0)
+            case m.Failed():
+                self.fail(message.detail)
+
+    def fail(self, detail: str) -> None:
+        """The engine has gone: every open request ends with an error."""
+        if self.failure is not None:
+            return
+        self.failure = detail
+        self.fail_open(engine_failed(f"The engine stopped while the request was running: {detail}"))
+        self.failed.set()
+
+    def fail_open(self, error: ApiError) -> None:
+        """End every open request with `error`."""
+        for request, entry in list(self._requests.items()):
+            if not entry.accepted:
+                self._accept(request, entry)
+            for choice in sorted(entry.open):
+                self._count_end(request, entry, choice, "error")
+            entry.ticket.fail(error)
+            self._abort(m.Abort(request))
+
+    def _refused(self, message: m.Refused) -> None:
+        entry = self._requests.pop(message.request, None)
+        if entry is None:
+            return
+        self._counters.outcomes["rejected"] += len(entry.open)
+        if message.reason == "queue_full":
+            entry.ticket.fail(queue_full())
+        else:
+            entry.ticket.fail(invalid(message.detail, param="prompt", code="context_length_exceeded"))
+
+    def _step(self, step: m.Step) -> None:
+        now = self._clock()
+        snapshot = step.snapshot
+        self._heartbeat.tick(now, snapshot.step_seconds)
+        self.snapshot = snapshot
+        if snapshot.step_seconds > 0:
+            self._counters.step_seconds.observe(snapshot.step_seconds)
+        unseen = self._sent.unseen
+        while unseen and unseen[0].serial <= snapshot.received:
+            seen = unseen.popleft()
+            self._sent.sequences -= seen.sequences
+            self._sent.tokens -= seen.tokens
+            entry = self._requests.get(seen.request)
+            if entry is not None and not entry.accepted:
+                self._counters.prompt_tokens += seen.tokens
+                self._accept(seen.request, entry)
+        for out in step.outputs:
+            self._output(out, now)
+
+    def _output(self, out: m.TokensOut, now: float) -> None:
+        entry = self._requests.get(out.request)
+        if entry is None or out.choice not in entry.open:
+            return
+        # The other choices of a prompt find what the first one computed: that is no hit of the client's.
+        if out.started and out.choice == 0:
+            entry.ticket.cached_tokens += out.cached_tokens
+        if out.tokens:
+            self._observe_tokens(entry, out, now)
+        if out.finish:
+            self._count_end(out.request, entry, out.choice, out.finish)
+        if out.tokens or out.finish:
+            entry.ticket.deliver(entry.base + out.choice, out)
+
+    def _observe_tokens(self, entry: _Request, out: m.TokensOut, now: float) -> None:
+        counters = self._counters
+        counters.generated_tokens += len(out.tokens)
+        last = entry.last_token[out.choice]
+        entry.last_token[out.choice] = now
+        more = len(out.tokens)
+        if last == _NO_TOKEN_YET:
+            counters.time_to_first_token.observe(now - entry.arrived)
+            last, more = now, more - 1
+        if more:
+            counters.inter_token.observe((now - last) / more, more)
+
+
+def _submit(request: int, prompt: bytes, prepared: Prepared, salt: str, max_model_len: int, age: float) -> m.Submit:
+    max_tokens = min(prepared.stop.max_tokens, max_model_len - len(prompt) // 4)
+    min_tokens = min(prepared.stop.min_tokens, max_tokens)
+    return m.Submit(
+        request=request,
+        prompt=prompt,
+        sampling=prepared.sampling,
+        stop=msgspec.structs.replace(prepared.stop, max_tokens=max_tokens, min_tokens=min_tokens),
+        n=prepared.n,
+        priority=prepared.priority,
+        salt=salt,
+        age_seconds=max(age, 0.0),
+    )

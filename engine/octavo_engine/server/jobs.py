@@ -1,0 +1,74 @@
+"""What the API process asks its tokenising processes, and what they answer (msgspec structs, one frame each)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from octavo_engine.ipc.messages import SamplingParams, StopRule
+from octavo_engine.server.errors import ApiError
+
+Route = Literal["completions", "chat", "tokenize", "detokenize"]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the loaded model allows. `pool_tokens` is the size of the KV pool in tokens."""
+
+    served_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    pool_tokens: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One request body to read. `model`, if the gateway resolved the name, replaces the body's."""
+
+    route: Route
+    body: bytes
+    limits: Limits
+    model: str = ""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A generation request, checked and tokenised. `prompts` are int32 token ids, little endian."""
+
+    model: str
+    prompts: tuple[bytes, ...]
+    sampling: SamplingParams
+    stop: StopRule
+    n: int
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    stream: bool
+    include_usage: bool
+    priority: int
+    cache_salt: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt) for prompt in self.prompts) // 4
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """A finished JSON answer (`/tokenize`, `/detokenize`)."""
+
+    body: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """An ApiError on its way from a tokenising process."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None
+    code: str | None
+
+    def error(self) -> ApiError:
+        """Return the error to raise."""
+        return ApiError(self.status, self.message, self.kind, self.param, self.code)
+
+
+JobResult = Prepared | Answer | Refusal

@@ -1,0 +1,248 @@
+"""From a request's bytes to token ids and parameters: parse, check, render, tokenise. Pure; runs in its own process."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from octavo_engine import contract
+from octavo_engine.ipc.messages import SamplingParams, StopRule
+from octavo_engine.server.errors import ApiError, context_length, invalid, not_found
+from octavo_engine.server.jobs import Answer, Job, JobResult, Limits, Prepared, Refusal
+from octavo_engine.server.protocol import tables
+from octavo_engine.server.protocol.fields import read_fields
+from octavo_engine.server.protocol.json_body import parse_object
+from octavo_engine.server.tokenizer import EncodingError, TemplateError, TextModel
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` in completions; in chat it is the rest of the context."""
+
+
+def prepare(job: Job, text_model: TextModel) -> JobResult:
+    """Do one job; every refusal comes back as a value."""
+    try:
+        body = parse_object(job.body)
+        if job.route == "tokenize":
+            return _tokenize(read_fields(tables.TOKENIZE, body), job, text_model)
+        if job.route == "detokenize":
+            return _detokenize(read_fields(tables.DETOKENIZE, body), job, text_model)
+        fields = tables.COMPLETIONS if job.route == "completions" else tables.CHAT
+        return _generation(read_fields(fields, body), body, job, text_model)
+    except ApiError as error:
+        return Refusal(error.status, error.message, error.kind, error.param, error.code)
+
+
+# --- Generation -------------------------------------------------------------------------------------------------
+def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_model: TextModel) -> Prepared:
+    limits = job.limits
+    model = _model(values["model"], job)
+    if values["stream_options"] is not None and not values["stream"]:
+        raise invalid("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    max_tokens, max_name = _max_tokens(values, chat=job.route == "chat")
+    if max_tokens is not None and values["min_tokens"] > max_tokens:
+        raise invalid(f"'min_tokens' must not be greater than '{max_name}'.", param="min_tokens", code="invalid_value")
+    _check_token_ids(values, limits)
+    if job.route == "chat":
+        prompts = [_chat_prompt(values, body, limits, text_model)]
+    else:
+        prompts = _text_prompts(values, body, limits, text_model)
+    if len(prompts) * values["n"] > contract.MAX_PROMPTS:
+        raise invalid(f"'n' times the number of prompts may be at most {contract.MAX_PROMPTS}.", "n", "invalid_value")
+    longest = max(map(len, prompts))
+    if max_tokens is None:
+        max_tokens = limits.max_model_len - longest
+    return Prepared(
+        model=model,
+        prompts=tuple(struct.pack(f"<{len(prompt)}i", *prompt) for prompt in prompts),
+        sampling=_sampling(values, limits),
+        stop=StopRule(
+            max_tokens=max_tokens,
+            min_tokens=values["min_tokens"],
+            stop_token_ids=tuple(sorted(set(values["stop_token_ids"]))),
+            ignore_eos=values["ignore_eos"],
+        ),
+        n=values["n"],
+        stop_strings=values["stop"],
+        include_stop=values["include_stop_str_in_output"],
+        stream=values["stream"],
+        include_usage=bool(values["stream_options"]),
+        priority=values["priority"],
+        cache_salt=values["cache_salt"],
+    )
+
+
+def _model(name: str | None, job: Job) -> str:
+    """Return the model's name as it is answered. Raises the 404 of a name that is not served."""
+    served = job.limits.served_names
+    if job.model or name is None:
+        return job.model or served[0]
+    if name not in served:
+        shown = name if len(name) <= 80 else name[:80] + "…"
+        raise not_found(f"The model '{shown}' does not exist here.", param="model", code="model_not_found")
+    return name
+
+
+def _max_tokens(values: dict[str, Any], chat: bool) -> tuple[int | None, str]:
+    """Return the limit on new tokens, None for the rest of the context, and the field it comes from."""
+    if chat and values["max_completion_tokens"] is not None:
+        if values["max_tokens"] is not None:
+            return min(values["max_completion_tokens"], values["max_tokens"]), "max_completion_tokens"
+        return values["max_completion_tokens"], "max_completion_tokens"
+    if values["max_tokens"] is None and not chat:
+        return max(DEFAULT_COMPLETION_TOKENS, values["min_tokens"]), "max_tokens"
+    return values["max_tokens"], "max_tokens"
+
+
+def _check_token_ids(values: dict[str, Any], limits: Limits) -> None:
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        if any(token >= limits.vocab_size for token in values[name]):
+            raise invalid(
+                f"'{name}' names a token outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.",
+                param=name,
+                code="invalid_value",
+            )
+
+
+def _sampling(values: dict[str, Any], limits: Limits) -> SamplingParams:
+    seed = values["seed"]
+    top_k = values["top_k"]
+    return SamplingParams(
+        # Without a seed one is drawn here and kept, so that a preempted sequence resumes with the same draws. The
+        # engine counts seeds as unsigned: the two's complement keeps all 64 bits.
+        seed=(secrets.randbits(64) if seed is None else seed) % 2**64,
+        temperature=values["temperature"],
+        top_p=values["top_p"],
+        top_k=0 if top_k < 0 or top_k >= limits.vocab_size else top_k,
+        min_p=values["min_p"],
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        repetition_penalty=values["repetition_penalty"],
+        logit_bias=values["logit_bias"],
+        allowed_token_ids=tuple(sorted(set(values["allowed_token_ids"]))),
+    )
+
+
+def _check_bytes(text_bytes: int, limits: Limits, text_model: TextModel, param: str) -> None:
+    """Refuse before tokenising a text that cannot fit however its tokens fall."""
+    at_least = -(-text_bytes // text_model.max_token_bytes)
+    if at_least + 1 > limits.max_model_len:
+        raise context_length(limits.max_model_len, at_least, param)
+
+
+def _check_fits(tokens: int, limits: Limits, param: str) -> None:
+    if tokens == 0:
+        raise invalid(f"'{param}' is empty: give at least one token to continue.", param=param, code="invalid_value")
+    if tokens + 1 > limits.max_model_len:
+        raise context_length(limits.max_model_len, tokens, param)
+    if tokens + 1 > limits.pool_tokens:
+        raise invalid(
+            f"A prompt of {tokens} tokens can never fit: the KV cache holds {limits.pool_tokens} tokens. Shorten it, "
+            "or serve with more --kv-cache-memory.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _text_prompts(
+    values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel
+) -> list[Sequence[int]]:
+    prompts = values["prompt"]
+    if prompts is None:
+        raise _missing("prompt", body)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _check_bytes(len(prompt.encode()), limits, text_model, "prompt")
+        else:
+            _check_fits(len(prompt), limits, "prompt")
+            if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
+                raise invalid(
+                    f"'prompt' has a token id outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.",
+                    param="prompt",
+                    code="invalid_value",
+                )
+    ids: list[Sequence[int]] = []
+    for prompt in prompts:
+        tokens = _encode(prompt, values["add_special_tokens"], text_model) if isinstance(prompt, str) else prompt
+        _check_fits(len(tokens), limits, "prompt")
+        ids.append(tokens)
+    return ids
+
+
+def _encode(text: str, add_special_tokens: bool, text_model: TextModel) -> list[int]:
+    return text_model.encode_prompt(text) if add_special_tokens else text_model.encode_user(text)
+
+
+def _chat_prompt(values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel) -> Sequence[int]:
+    messages = values["messages"]
+    if messages is None:
+        raise _missing("messages", body)
+    _check_bytes(sum(len(message["content"].encode()) for message in messages), limits, text_model, "messages")
+    ids = _render(messages, True, text_model)
+    _check_fits(len(ids), limits, "messages")
+    return ids
+
+
+def _missing(name: str, body: dict[str, Any]) -> ApiError:
+    what = "must not be null" if name in body else "is missing"
+    return invalid(f"'{name}' {what}.", param=name, code="missing_required_parameter")
+
+
+def _render(messages: list[dict[str, str]], add_generation_prompt: bool, text_model: TextModel) -> Sequence[int]:
+    try:
+        return text_model.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+    except (TemplateError, EncodingError) as error:
+        raise invalid(f"The chat template refused the messages: {error}", "messages", "invalid_value") from None
+
+
+# --- Tokens in, tokens out --------------------------------------------------------------------------------------
+class TokenizeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of `/tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True):
+    """The body of `/detokenize`."""
+
+    prompt: str
+
+
+def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer:
+    _model(values["model"], job)
+    prompt, messages = values["prompt"], values["messages"]
+    if (prompt is None) == (messages is None):
+        raise invalid("Give either 'prompt' or 'messages'.", param="prompt", code="missing_required_parameter")
+    limit = job.limits
+    ids: Sequence[int]
+    if messages is None:
+        _check_bytes(len(prompt.encode()), limit, text_model, "prompt")
+        special = values["add_special_tokens"]
+        ids = _encode(prompt, special is not False, text_model)
+    else:
+        _check_bytes(sum(len(message["content"].encode()) for message in messages), limit, text_model, "messages")
+        ids = _render(messages, values["add_generation_prompt"], text_model)
+    texts = (
+        [text_model.token_bytes[token].decode("utf-8", "replace") for token in ids]
+        if values["return_token_strs"]
+        else None
+    )
+    return Answer(msgspec.json.encode(TokenizeAnswer(len(ids), limit.max_model_len, list(ids), texts)))
+
+
+def _detokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer:
+    _model(values["model"], job)
+    tokens = values["tokens"]
+    if tokens is None:
+        raise invalid("'tokens' is missing.", param="tokens", code="missing_required_parameter")
+    if any(token >= job.limits.vocab_size for token in tokens):
+        raise invalid(
+            f"'tokens' has an id outside the vocabulary: ids go from 0 to {job.limits.vocab_size - 1}.", "tokens"
+        )
+    return Answer(msgspec.json.encode(DetokenizeAnswer(text_model.decode(tokens))))

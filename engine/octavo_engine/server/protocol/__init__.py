@@ -1,0 +1,1 @@
+"""OpenAI's protocol: which fields a request may have, what they mean, and how an answer looks."""

@@ -1,0 +1,119 @@
+"""How an answer looks: OpenAI's objects for completions and chat, whole and in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens, those found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one request: each prompt counted once, completions summed over choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Return the usage object."""
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
+
+class Delta(NamedTuple):
+    """New text of one choice; `finish` once, with the last."""
+
+    choice: int
+    text: str
+    finish: str | None
+    stop_reason: int | str | None = None
+
+
+class Style:
+    """The shapes of one answer. One object per request: it knows which choices have begun."""
+
+    def __init__(self, kind: Literal["completions", "chat"], model: str, include_usage: bool) -> None:
+        """Begin an answer of `kind` by `model`."""
+        self._chat = kind == "chat"
+        self._include_usage = include_usage
+        self._begun: set[int] = set()
+        prefix = "chatcmpl-" if self._chat else "cmpl-"
+        self._head: dict[str, Any] = {
+            "id": prefix + secrets.token_hex(12),
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
+
+    def chunks(self, deltas: list[Delta]) -> bytes:
+        """Return the server-sent events of new text, one per choice."""
+        return b"".join(self._event([self._chunk_choice(delta)], None) for delta in deltas)
+
+    def ending(self, total: Usage) -> bytes:
+        """Return the end of a stream: the chunk with the totals and no choices if it was asked for, then [DONE]."""
+        return (self._event([], total) if self._include_usage else b"") + _DONE
+
+    def whole(self, texts: list[Delta], total: Usage) -> bytes:
+        """Return the answer that is not streamed."""
+        return _encode({**self._head, "choices": [self._choice(text) for text in texts], "usage": total})
+
+    def _event(self, choices: list[dict[str, Any]], total: Usage | None) -> bytes:
+        body = {**self._chunk_head, "choices": choices}
+        if self._include_usage:
+            body["usage"] = total
+        return b"data: " + _encode(body) + b"\n\n"
+
+    def _chunk_choice(self, delta: Delta) -> dict[str, Any]:
+        if not self._chat:
+            return self._choice(delta)
+        content: dict[str, str] = {}
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            content["role"] = "assistant"
+            content["content"] = delta.text
+        elif delta.text:
+            content["content"] = delta.text
+        return self._ending({"index": delta.choice, "delta": content, "logprobs": None}, delta)
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": delta.choice}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+        else:
+            choice["text"] = delta.text
+        choice["logprobs"] = None
+        return self._ending(choice, delta)
+
+    def _ending(self, choice: dict[str, Any], delta: Delta) -> dict[str, Any]:
+        choice["finish_reason"] = delta.finish
+        if delta.stop_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        return choice
+
+
+def model_card(name: str, created: int, max_model_len: int | None) -> dict[str, object]:
+    """Return one entry of `/v1/models`."""
+    card: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "octavo", "root": name}
+    if max_model_len is not None:
+        card["max_model_len"] = max_model_len
+    return card
+
+
+def model_list(models: object) -> bytes:
+    """Return the body of `/v1/models` for a list of cards, or of `/v1/models/NAME` for one."""
+    return _encode({"object": "list", "data": models} if isinstance(models, list) else models)

@@ -1,0 +1,208 @@
+"""Which fields each endpoint knows and what becomes of them: data, tested against the running server.
+
+Three treatments. *Honoured*: it has its effect. *Refused*: 400 naming it, unless the value asks for nothing. *Ignored*:
+it could not change an answer here. Names in no table are extras of other servers and are tolerated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from octavo_engine import contract
+from octavo_engine.server.protocol.fields import (
+    Field,
+    Table,
+    Unreadable,
+    boolean,
+    honoured,
+    ignored,
+    integer,
+    list_of,
+    number,
+    refused,
+    string,
+    table,
+)
+from octavo_engine.server.protocol.messages import read_messages
+
+MAX_INT32: Final = 2**31 - 1
+MAX_STOP_CHARACTERS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_LOGIT_BIAS: Final = 1024
+MAX_CACHE_SALT_CHARACTERS: Final = 256
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+        raise Unreadable("must be a string or a list of strings")
+    if len(strings) > contract.MAX_STOP_STRINGS:
+        raise Unreadable(f"may have at most {contract.MAX_STOP_STRINGS} strings")
+    if not all(0 < len(item) <= MAX_STOP_CHARACTERS for item in strings):
+        raise Unreadable(f"must have strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    return tuple(dict.fromkeys(strings))
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object from token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise Unreadable(f"may have at most {MAX_LOGIT_BIAS} entries")
+    read_bias = number(-100, 100)
+    bias = {}
+    for key, item in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise Unreadable("must have token ids as keys")
+        try:
+            bias[int(key)] = read_bias(item)
+        except Unreadable as error:
+            raise Unreadable(error.message, f".{key}") from None
+    return bias
+
+
+def _stream_options(value: Any) -> bool:
+    """Read the object; what counts is `include_usage`."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object")
+    if value.get("continuous_usage_stats") not in (None, False):
+        raise Unreadable("is not supported yet", ".continuous_usage_stats")
+    include = value.get("include_usage")
+    if include is not None and type(include) is not bool:
+        raise Unreadable("must be true or false", ".include_usage")
+    return bool(include)
+
+
+def _prompt(value: Any) -> list[str | list[int]]:
+    """Read a prompt in any of its four shapes: text, texts, token ids, lists of token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise Unreadable("must be a string, a list of strings, a list of token ids, or a list of such lists, not empty")
+    if all(type(item) is int for item in value):
+        return [value]
+    if len(value) > contract.MAX_PROMPTS:
+        raise Unreadable(f"may have at most {contract.MAX_PROMPTS} prompts")
+    for index, item in enumerate(value):
+        if isinstance(item, list) and not item:
+            raise Unreadable("must not be empty", f"[{index}]")
+        if not isinstance(item, str) and not (isinstance(item, list) and all(type(token) is int for token in item)):
+            raise Unreadable("must be a string or a list of token ids", f"[{index}]")
+    return value
+
+
+def _salt(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CACHE_SALT_CHARACTERS:
+        raise Unreadable(f"must be a string of 1 to {MAX_CACHE_SALT_CHARACTERS} characters")
+    return value
+
+
+_token_id = integer(0, MAX_INT32)
+
+_SAMPLING: Final[tuple[Field, ...]] = (
+    honoured("temperature", number(0, 2), 1.0),
+    honoured("top_p", number(0, 1, above=True), 1.0),
+    honoured("top_k", integer(-1, 10**18), 0),
+    honoured("min_p", number(0, 1), 0.0),
+    honoured("presence_penalty", number(-2, 2), 0.0),
+    honoured("frequency_penalty", number(-2, 2), 0.0),
+    honoured("repetition_penalty", number(0, 10, above=True), 1.0),
+    honoured("logit_bias", _logit_bias, {}),
+    honoured("allowed_token_ids", list_of(_token_id, 1, MAX_INT32), []),
+    honoured("seed", integer(-(2**63), 2**63 - 1)),
+)
+
+_COMMON: Final[tuple[Field, ...]] = (
+    honoured("model", string),
+    *_SAMPLING,
+    honoured("max_tokens", integer(1, MAX_INT32)),
+    honoured("min_tokens", integer(0, MAX_INT32), 0),
+    honoured("n", integer(1, contract.MAX_CHOICES), 1),
+    honoured("stop", _stop, ()),
+    honoured("stop_token_ids", list_of(_token_id, 0, MAX_STOP_TOKEN_IDS), []),
+    honoured("ignore_eos", boolean, False),
+    honoured("include_stop_str_in_output", boolean, False),
+    honoured("stream", boolean, False),
+    honoured("stream_options", _stream_options),
+    honoured("priority", integer(-(2**31), MAX_INT32), 0),
+    honoured("cache_salt", _salt, ""),
+    refused("response_format", {"type": "text"}),
+    refused("structured_outputs", {}),
+    refused("guided_json"),
+    refused("guided_regex"),
+    refused("guided_choice"),
+    refused("guided_grammar"),
+    refused("prompt_logprobs", False),
+    refused("use_beam_search", False),
+    refused("best_of", 1),
+    refused("length_penalty", 1.0, 1),
+    refused("bad_words", []),
+    refused("truncate_prompt_tokens"),
+    refused("skip_special_tokens", True),
+    refused("spaces_between_special_tokens", True),
+    refused("return_token_ids", False),
+    refused("return_tokens_as_token_ids", False),
+    refused("logits_processors", []),
+    ignored("user", "tenants are told apart by their keys"),
+    ignored("metadata", "nothing is stored"),
+    ignored("store", "nothing is stored"),
+    ignored("service_tier", "there is one tier; use priority"),
+    ignored("safety_identifier", "no policy acts on it"),
+    ignored("prompt_cache_key", "equal prefixes are shared without it"),
+    ignored("prompt_cache_retention", "blocks stay cached as long as there is room"),
+    ignored("request_id", "the answer's id is made here"),
+)
+
+COMPLETIONS: Final[Table] = table(
+    *_COMMON,
+    honoured("prompt", _prompt),
+    honoured("add_special_tokens", boolean, True),
+    refused("logprobs"),
+    refused("echo", False),
+    refused("suffix", ""),
+    refused("prompt_embeds"),
+)
+
+CHAT: Final[Table] = table(
+    *_COMMON,
+    honoured("messages", read_messages),
+    honoured("max_completion_tokens", integer(1, MAX_INT32)),
+    refused("logprobs", False),
+    refused("top_logprobs", 0),
+    refused("echo", False),
+    refused("tools", []),
+    refused("tool_choice", "none", "auto"),
+    refused("functions", []),
+    refused("function_call", "none", "auto"),
+    refused("modalities", ["text"]),
+    refused("audio"),
+    refused("prediction"),
+    refused("web_search_options"),
+    refused("reasoning_effort", "none"),
+    refused("verbosity", "medium"),
+    refused("chat_template"),
+    refused("chat_template_kwargs", {}),
+    refused("documents", []),
+    refused("add_generation_prompt", True),
+    refused("continue_final_message", False),
+    refused("add_special_tokens", False),
+    refused("mm_processor_kwargs", {}),
+    ignored("parallel_tool_calls", "without tools there are no calls"),
+)
+
+TOKENIZE: Final[Table] = table(
+    honoured("model", string),
+    honoured("prompt", string),
+    honoured("messages", read_messages),
+    honoured("add_special_tokens", boolean),
+    honoured("add_generation_prompt", boolean, True),
+    honoured("return_token_strs", boolean, False),
+    refused("tools", []),
+    refused("chat_template"),
+    refused("chat_template_kwargs", {}),
+    refused("continue_final_message", False),
+)
+
+DETOKENIZE: Final[Table] = table(
+    honoured("model", string),
+    honoured("tokens", list_of(_token_id, 0, MAX_INT32)),
+)

@@ -1,0 +1,258 @@
+"""The API process from its first socket to its exit code: listen, load, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+import uvicorn
+from starlette.types import ASGIApp
+
+from octavo_engine import contract
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.ipc.messages import Progress, Shutdown
+from octavo_engine.ipc.transport import PeerGone, ServerEndpoint
+from octavo_engine.model.pull import PullError, pull
+from octavo_engine.model.source import ModelNotFoundError
+from octavo_engine.model.spec import UnsupportedModelError
+from octavo_engine.server.app import admin_application, public_application
+from octavo_engine.server.counters import Counters
+from octavo_engine.server.engine_client import EngineClient
+from octavo_engine.server.engine_process import EngineProcess
+from octavo_engine.server.errors import UNAVAILABLE, ApiError
+from octavo_engine.server.keys import KeyFileError
+from octavo_engine.server.lifecycle import Lifecycle, Phase
+from octavo_engine.server.settings import ServerSettings
+from octavo_engine.server.state import ServerState
+from octavo_engine.server.tokenize_pool import TokenizePool, TokenizerUnavailable
+from octavo_engine.server.tokenizer import TokenizerError, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+EXIT_DRAINED: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_FORCED: Final = 128 + signal.SIGTERM
+FLUSH_SECONDS: Final = 5.0
+"""How long the last frames may take to reach clients that still read."""
+BACKLOG: Final = 4096
+
+Report = Callable[[str, float], None]
+"""Tells a person how loading goes: stage, fraction."""
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one sentence with the remedy."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: when to end is the lifecycle's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def _uvicorn(application: ASGIApp) -> _Server:
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=contract.HTTP_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(FLUSH_SECONDS),
+        backlog=BACKLOG,
+    )
+    return _Server(config)
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """Return a bound socket. Raises StartError if the address cannot be had; `flag` names what to change."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise StartError(
+            f"Cannot listen on {host} port {port} ({error.strerror}): choose another with {flag}."
+        ) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the machine does: every waiting client is an open file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class ApiProcess:
+    """One run of the API process."""
+
+    def __init__(
+        self, settings: ServerSettings, engine: EngineConfig, report: Report, on_ready: Callable[[str], None]
+    ) -> None:
+        """Prepare a run; `engine.model` is the model's URI, its `socket_folder` is filled in here."""
+        self._settings = settings
+        self._engine = engine
+        self._report = report
+        self._on_ready = on_ready
+        self._signals = 0
+        self._lifecycle = Lifecycle(settings.drain_propagation, settings.drain_timeout)
+        self._changed = asyncio.Event()
+        self._lifecycle.on_change = self._changed.set
+        self._pool: TokenizePool | None = None
+        self._process: EngineProcess | None = None
+
+    async def run(self) -> int:
+        """Serve until drained, forced out or failed; return the exit code. Raises StartError before it serves."""
+        _raise_file_limit()
+        settings = self._settings
+        public = listen(settings.host, settings.port, "--port")
+        admin = listen("127.0.0.1", settings.admin_port, "--admin-port")
+        link = ServerEndpoint()
+        try:
+            counters = Counters()
+            client = EngineClient(link, counters, settings.health_timeout, self._on_progress)
+            self._state = state = ServerState(settings, client, counters, self._lifecycle)
+            try:
+                servers = [_uvicorn(public_application(state)), _uvicorn(admin_application(state))]
+            except KeyFileError as error:
+                raise StartError(str(error)) from error
+            self._handle_signals()
+            tasks = [
+                asyncio.create_task(server._serve([bound]))
+                for server, bound in zip(servers, (public, admin), strict=True)
+            ]
+            try:
+                return await self._serve(link, client, _url(public))
+            finally:
+                for server in servers:
+                    server.should_exit = True
+                await asyncio.gather(*tasks)
+        finally:
+            link.close()
+
+    def _on_progress(self, progress: Progress) -> None:
+        self._report(progress.stage, progress.fraction)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, True)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, False)
+
+    def _on_signal(self, propagate: bool) -> None:
+        """The first signal drains, the second ends at once. Ctrl-C waits for no endpoints to spread."""
+        self._signals += 1
+        if self._signals > 1:
+            self._lifecycle.abort()
+            return
+        log.info("Draining: %d requests are open.", self._lifecycle.open_exchanges)
+        self._lifecycle.drain(time.monotonic(), propagate)
+
+    async def _serve(self, link: ServerEndpoint, client: EngineClient, url: str) -> int:
+        receiving = asyncio.create_task(client.run())
+        loading = asyncio.create_task(self._load(link, client, url))
+        ending = asyncio.create_task(self._ended())
+        failing = asyncio.create_task(client.failed.wait())
+        try:
+            await self._until_over(receiving, loading, ending, failing)
+            return await self._leave(client)
+        finally:
+            for task in (loading, ending, failing, receiving):
+                task.cancel()
+            await asyncio.gather(loading, ending, failing, receiving, return_exceptions=True)
+            await self._stop_children(link)
+
+    async def _until_over(
+        self,
+        receiving: asyncio.Task[None],
+        loading: asyncio.Task[None],
+        ending: asyncio.Task[None],
+        failing: asyncio.Task[bool],
+    ) -> None:
+        """Wait for the end of the drain or of the engine. Raises what ended loading or receiving."""
+        pending: set[asyncio.Task[None] | asyncio.Task[bool]] = {receiving, loading, ending, failing}
+        while not ending.done() and not failing.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+
+    # --- Loading ---
+    async def _load(self, link: ServerEndpoint, client: EngineClient, url: str) -> None:
+        """Fetch the model, then start the engine and the tokenisers side by side."""
+        model = self._engine.model
+        if not model.startswith("scripted://"):
+            try:
+                model = str(await asyncio.to_thread(pull, model, self._report))
+            except (PullError, ModelNotFoundError, UnsupportedModelError, OSError) as error:
+                raise StartError(str(error)) from error
+        config = msgspec.structs.replace(self._engine, model=model, socket_folder=str(link.folder))
+        self._process = EngineProcess(config, on_exit=client.fail)
+        self._pool = pool = TokenizePool(model)
+        try:
+            self._state.text_model, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, model), pool.start())
+        except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
+            raise StartError(f"The tokenizer cannot be loaded: {error}") from error
+        self._state.jobs = pool
+        await client.ready_event.wait()
+        self._on_ready(url)
+
+    # --- The end ---
+    async def _ended(self) -> None:
+        """Wait for the end of a drain, or for being told to leave at once."""
+        while self._lifecycle.phase(time.monotonic()) is not Phase.ENDED:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lifecycle.seconds_to_next(time.monotonic())):
+                    await self._changed.wait()
+
+    async def _leave(self, client: EngineClient) -> int:
+        """Give what is still open its error frame, and say how it ended."""
+        if client.failure is not None:
+            log.error("The engine has stopped: %s", client.failure)
+            code = EXIT_FAILED
+        else:
+            code = EXIT_FORCED if self._lifecycle.aborted else EXIT_DRAINED
+        error = ApiError(503, "The server shut down before the answer ended.", UNAVAILABLE, code="shutdown")
+        client.fail_open(error)
+        if self._pool is not None:
+            self._pool.fail(error)
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while self._lifecycle.open_exchanges:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("%d clients do not read; their connections are cut.", self._lifecycle.open_exchanges)
+        return code
+
+    async def _stop_children(self, link: ServerEndpoint) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+        if self._process is not None:
+            try:
+                link.send(Shutdown())
+            except PeerGone:
+                log.debug("The engine has gone before it was told to.")
+            await self._process.stop()
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"

@@ -1,0 +1,185 @@
+"""Reading requests outside the API process's interpreter: two lanes, so that a huge prompt holds up no small one.
+
+A lane is one process and a bounded queue; a process that dies or takes too long is replaced, and only its own job
+fails. Jobs whose client has gone are dropped unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from typing import Final
+
+from octavo_engine.server import frames
+from octavo_engine.server.errors import ApiError, invalid, queue_full, unavailable
+from octavo_engine.server.jobs import Answer, Job, Prepared, Refusal
+
+log = logging.getLogger(__name__)
+
+SMALL_BODY: Final = 32 * 1024
+"""Bodies up to this size take the first lane: a few milliseconds each."""
+MAX_WAITING: Final = 4096
+JOB_SECONDS: Final = 30.0
+"""A job that takes longer is broken off: a chat template in a loop, not a long prompt."""
+RESTART_SECONDS: Final = 1.0
+"""Wait before a process is started again that died before it was ready."""
+
+
+class TokenizerUnavailable(Exception):
+    """No tokenising process can load the model's tokenizer; the message is one sentence with the remedy."""
+
+
+class _Waiting:
+    __slots__ = ("done", "job")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done: asyncio.Future[Prepared | Answer] = asyncio.get_running_loop().create_future()
+
+
+class Lane:
+    """One tokenising process and the jobs that wait for it."""
+
+    def __init__(self, source: str, nice: int, job_seconds: float = JOB_SECONDS) -> None:
+        """Make a lane for the model at `source`, its process `nice` steps behind the API process."""
+        self._source = source
+        self._nice = nice
+        self._job_seconds = job_seconds
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._process: Process | None = None
+        self.waiting_bytes = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None while there is no process."""
+        return None if self._process is None else self._process.pid
+
+    async def run(self, job: Job) -> Prepared | Answer:
+        """Do a job. Raises ApiError: the request's own fault (4xx), or a full lane (429)."""
+        if len(self._queue) >= MAX_WAITING:
+            raise queue_full("Too many requests are waiting to be read. Retry later.")
+        waiting = _Waiting(job)
+        self._queue.append(waiting)
+        self._arrived.set()
+        try:
+            return await waiting.done
+        finally:
+            if not waiting.done.done() or waiting.done.cancelled():
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(waiting)
+
+    async def start(self) -> None:
+        """Start the process and wait until it has loaded. Raises TokenizerUnavailable."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "octavo_engine.server.tokenize_worker", self._source, str(self._nice),
+            stdin=PIPE, stdout=PIPE,
+        )  # fmt: skip
+        hello = frames.read_hello(await _read_frame(process))
+        if hello.error:
+            await self.stop()
+            raise TokenizerUnavailable(hello.error)
+
+    async def serve(self) -> None:
+        """Work the queue off until cancelled, starting the process again when it dies."""
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            waiting = self._queue.popleft()
+            if not waiting.done.done():
+                await self._do(waiting)
+
+    async def _do(self, waiting: _Waiting) -> None:
+        try:
+            if self._process is None:
+                await self.start()
+            async with asyncio.timeout(self._job_seconds):
+                result = await self._exchange(waiting.job)
+            if isinstance(result, Refusal):
+                raise result.error()
+        except ApiError as error:
+            _settle(waiting, error)
+        except TimeoutError:
+            await self.stop()
+            limit = f"{self._job_seconds:g} seconds"
+            _settle(waiting, invalid(f"The request took more than {limit} to render and tokenise."))
+        except (EOFError, OSError, TokenizerUnavailable) as error:
+            log.error("A tokenising process has died (%s); it is started again.", type(error).__name__)
+            await self.stop()
+            _settle(waiting, unavailable("The request could not be tokenised. Retry later."))
+            if isinstance(error, TokenizerUnavailable):
+                await asyncio.sleep(RESTART_SECONDS)
+        else:
+            if not waiting.done.done():
+                waiting.done.set_result(result)
+
+    async def _exchange(self, job: Job) -> Prepared | Answer | Refusal:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise EOFError
+        process.stdin.write(frames.job_head(job))
+        process.stdin.write(job.body)
+        await process.stdin.drain()
+        return frames.read_result(await _read_frame(process))
+
+    async def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    def fail(self, error: ApiError) -> None:
+        """End every job that waits."""
+        while self._queue:
+            _settle(self._queue.popleft(), error)
+
+
+def _settle(waiting: _Waiting, error: ApiError) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(error)
+
+
+async def _read_frame(process: Process) -> bytes:
+    if process.stdout is None:
+        raise EOFError
+    size, _ = frames.LENGTHS.unpack(await process.stdout.readexactly(frames.LENGTHS.size))
+    return await process.stdout.readexactly(size)
+
+
+class TokenizePool:
+    """A lane for small requests, and one for large ones at the lowest priority."""
+
+    def __init__(self, source: str, job_seconds: float = JOB_SECONDS) -> None:
+        """Make the pool for the model at `source` (what `load_tokenizer` takes)."""
+        self.small = Lane(source, nice=2, job_seconds=job_seconds)
+        self.large = Lane(source, nice=15, job_seconds=job_seconds)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start both processes and wait until they have loaded. Raises TokenizerUnavailable."""
+        await asyncio.gather(self.small.start(), self.large.start())
+        self._tasks = [asyncio.create_task(lane.serve()) for lane in (self.small, self.large)]
+
+    async def run(self, job: Job) -> Prepared | Answer:
+        """Do a job in the lane of its size."""
+        return await (self.small if len(job.body) <= SMALL_BODY else self.large).run(job)
+
+    def fail(self, error: ApiError) -> None:
+        """End every job that waits."""
+        self.small.fail(error)
+        self.large.fail(error)
+
+    async def close(self) -> None:
+        """End both processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self.small.stop(), self.large.stop())
