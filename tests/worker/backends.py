@@ -1,5 +1,70 @@
 """The backends every contract test of the runner runs over, each a function that makes a fresh executable."""
 
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
 from octavo_engine.worker.backends.scripted import build_scripted
 
-BACKENDS = {"scripted": lambda: build_scripted("scripted://?eos=0")}
+VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 384, 64, 2, 4, 2, 96
+
+
+def write_random_llama(folder: Path, *, max_position: int = 256) -> None:
+    """Write a small Llama with random weights, as a Hugging Face folder."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "intermediate_size": INTERMEDIATE,
+        "max_position_embeddings": max_position,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
+    head_dim = HIDDEN // HEADS
+    shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        shapes |= {
+            f"{at}.input_layernorm": (HIDDEN,),
+            f"{at}.post_attention_layernorm": (HIDDEN,),
+            f"{at}.self_attn.q_proj": (HIDDEN, HIDDEN),
+            f"{at}.self_attn.k_proj": (KV_HEADS * head_dim, HIDDEN),
+            f"{at}.self_attn.v_proj": (KV_HEADS * head_dim, HIDDEN),
+            f"{at}.self_attn.o_proj": (HIDDEN, HIDDEN),
+            f"{at}.mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+            f"{at}.mlp.up_proj": (INTERMEDIATE, HIDDEN),
+            f"{at}.mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        }
+    random = np.random.default_rng(20)
+    # Wide enough that attention decides something and the best two logits are apart.
+    tensors = {
+        f"{name}.weight": (random.standard_normal(shape) * (0.15 if len(shape) > 1 else 0.1)).astype(np.float32)
+        + np.float32(len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@cache
+def _random_llama_folder() -> tempfile.TemporaryDirectory:
+    folder = tempfile.TemporaryDirectory(prefix="octavo-test-")
+    write_random_llama(Path(folder.name))
+    return folder
+
+
+def _build_reference():
+    from octavo_engine.worker.backends.reference import build_reference
+
+    return build_reference(_random_llama_folder().name, "float32", threads=2)
+
+
+BACKENDS = {"scripted": lambda: build_scripted("scripted://?eos=0"), "reference": _build_reference}

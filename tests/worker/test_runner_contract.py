@@ -24,7 +24,7 @@ def driver(make):
     return Driver(make())
 
 
-def prompt_of(seed, length=40, vocab=64):
+def prompt_of(seed, length=40, vocab=256):
     return np.random.default_rng(seed).integers(0, vocab, length).tolist()
 
 
