@@ -47,8 +47,9 @@ class BlockPool:
 
     def can_take(self, count: int, touching: Iterable[int] = ()) -> bool:
         """Say whether `touch(touching)` and `take(count)` would both succeed."""
-        revived = sum(1 for block in touching if not self._references[block])
-        return count + revived <= self.num_free
+        for block in touching:
+            count += not self._references[block]
+        return count <= self.num_free
 
     def take(self, count: int) -> list[int]:
         """Take `count` blocks from the head of the free list, each for one holder; their old content is forgotten."""

@@ -275,7 +275,6 @@ class Lifecycle:
         self.totals.recomputed_tokens += max(0, recomputed)
         sequence.num_computed = row.start + row.num_tokens
         sequence.num_placeholders += row.samples
-        sequence.unverified = bool(row.drafts)
 
     def _grow(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Extend the block tables of a running sequence."""
@@ -290,7 +289,6 @@ class Lifecycle:
         self.release(victim)
         victim.epoch += 1
         victim.num_computed = victim.num_published = 0
-        victim.unverified = False
         victim.state = State.WAITING
         self.waiting.add(victim, BlockReason.IN_FLIGHT if victim.num_placeholders else None)
         self.totals.preemptions += 1
@@ -369,8 +367,6 @@ class Lifecycle:
         """A row of this epoch was computed: take back rejected drafts, publish, free behind the windows."""
         rejected = len(row.drafts) + 1 - num_sampled if row.drafts else 0
         sequence.num_computed -= rejected
-        if row.drafts:
-            sequence.unverified = False
         computed = min(row.start + row.num_tokens - rejected, len(sequence.tokens))
         self._let_go(self.hold_back.published(self.kv.publish(sequence, computed)))
         self.kv.release(sequence, behind=computed)

@@ -21,6 +21,7 @@ class PagedAllocator:
         self._config = config
         self._groups = config.groups
         self._block_size = config.block_size
+        self._has_windows = any(group.window for group in config.groups)
 
     def find_hit(self, sequence: Sequence) -> Hit:
         """See `Allocator`."""
@@ -51,9 +52,10 @@ class PagedAllocator:
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """See `Allocator`."""
         blocks = self._blocks(num_tokens)
-        return all(
-            pool.can_take(max(0, blocks - len(table))) for pool, table in zip(self.pools, sequence.tables, strict=True)
-        )
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            if not pool.can_take(max(0, blocks - len(table))):
+                return False
+        return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> list[Growth]:
         """See `Allocator`."""
@@ -74,6 +76,8 @@ class PagedAllocator:
 
     def release(self, sequence: Sequence, behind: int | None = None) -> None:
         """See `Allocator`. The only caller of `BlockPool.free`."""
+        if behind is not None and not self._has_windows:
+            return
         for pool, group, table in zip(self.pools, self._groups, sequence.tables, strict=False):
             end = len(table) if behind is None else kv.first_visible(group.window, behind, self._block_size)
             # Freed before: a run of NO_BLOCK at the table's head.

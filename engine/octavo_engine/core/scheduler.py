@@ -11,8 +11,8 @@ preempted for its own sake either: it keeps its blocks and waits for a step, bec
 Each running sequence planned later keeps one token of the budget reserved, so that a long prompt chunk never makes
 a decoding sequence miss a step.
 
-Drafts are guessed only for a sequence whose tokens are all known, and a row with drafts is not planned again before its
-commit: with two plans in flight such a sequence is computed in every other step.
+Drafts are guessed only for a sequence whose tokens are all known. Progress counts them, so a sequence with drafts in
+flight has nothing left to plan before their commit: with two plans in flight it is computed in every other step.
 """
 
 from __future__ import annotations
@@ -49,18 +49,23 @@ class Scheduler(Lifecycle):
             count = min(sequence.num_remaining, step.budget - (len(self.running) - index))
             if count <= 0:
                 continue
-            drafts = self._drafts(step, sequence, count, later=len(self.running) - index)
             end = sequence.num_computed + count
-            while not self.kv.can_grow(sequence, end) and self.running[-1] is not sequence:
-                self._preempt(self.running[-1])
-                everybody_served = False
             if not self.kv.can_grow(sequence, end):
-                return False
-            if not self.kv.can_grow(sequence, end + len(drafts)):
-                drafts = ()
+                everybody_served = False
+                if not self._make_room(sequence, end):
+                    break
+            drafts = self._drafts(step, sequence, count, later=len(self.running) - index) if self._propose else ()
             self._grow(step, sequence, end + len(drafts))
             self._append_row(step, sequence, count, drafts)
         return everybody_served
+
+    def _make_room(self, sequence: Sequence, end: int) -> bool:
+        """Preempt from the back until `sequence` can grow to `end`; False if it is the last one itself."""
+        while not self.kv.can_grow(sequence, end):
+            if self.running[-1] is sequence:
+                return False
+            self._preempt(self.running[-1])
+        return True
 
     def _plan_waiting(self, step: StepBuilder) -> None:
         """Admit in order while there is budget, a slot and room; the first that does not fit ends it."""
@@ -91,11 +96,12 @@ class Scheduler(Lifecycle):
         return sequence.name_blocks(count, self.config.block_size)[:count]
 
     def _drafts(self, step: StepBuilder, sequence: Sequence, count: int, later: int) -> tuple[int, ...]:
-        """Guess what follows, for a sequence that samples next and whose tokens are all known."""
+        """Guess what follows, for a sequence that samples next and whose tokens are all known. Preempts nobody."""
         if self._propose is None or sequence.num_placeholders or sequence.num_remaining != 1:
             return ()
         room = min(self.config.max_drafts, step.budget - count - later, sequence.max_len - len(sequence.tokens) - 1)
-        return tuple(self._propose(sequence.tokens)[:room]) if room > 0 else ()
+        drafts = tuple(self._propose(sequence.tokens)[:room]) if room > 0 else ()
+        return drafts if self.kv.can_grow(sequence, sequence.num_tokens + len(drafts)) else ()
 
     def _append_row(self, step: StepBuilder, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         start = sequence.num_computed

@@ -45,7 +45,6 @@ class Sequence:
     num_computed: int = 0
     num_placeholders: int = 0
     num_published: int = 0
-    unverified: bool = False
     epoch: int = 0
     recompute_until: int = 0
     cached_tokens: int = -1
@@ -69,8 +68,11 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens still to be planned; none once the steps in flight will reach the sequence's limit."""
-        return 0 if self.unverified or self.num_tokens >= self.max_len else self.num_tokens - self.num_computed
+        """Tokens still to be planned; none once the steps in flight will reach the sequence's limit.
+
+        Less than none while drafts are in flight: progress counts them, `num_tokens` does not.
+        """
+        return 0 if self.num_tokens >= self.max_len else self.num_tokens - self.num_computed
 
     def name_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Return `digests`, extended to at least the first `num_blocks` blocks, all of known tokens."""

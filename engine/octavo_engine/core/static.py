@@ -81,7 +81,7 @@ class StaticScheduler(Lifecycle):
     def _decode(self, step: StepBuilder) -> None:
         """Plan one token of every row; the finished ones are computed too, as long as one is not."""
         for sequence in self.running:
-            if sequence.num_remaining:
+            if sequence.num_remaining > 0:
                 self._compute(step, sequence, sequence.num_remaining)
         if not step.rows:
             return
