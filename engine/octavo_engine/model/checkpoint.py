@@ -1,0 +1,48 @@
+"""`Checkpoint`: a model on disk as spec + tensors by our names, whichever format it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.spec import ModelSpec, UnsupportedModelError
+
+
+class Checkpoint(NamedTuple):
+    """An opened model. `tensor(name)` maps one tensor in (nothing is read until it is used).
+
+    files: what the model digest covers. quantization: the kind most weights are stored in (`F32`, `BF16`, `Q4_1` …).
+    eos_token_ids: the tokens that end a sequence, as the checkpoint says.
+    """
+
+    spec: ModelSpec
+    tensor: Callable[[str], QTensor]
+    files: tuple[Path, ...]
+    quantization: str
+    eos_token_ids: tuple[int, ...]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file, a folder that holds exactly one, or a Hugging Face folder with safetensors.
+
+    Raises FileNotFoundError or UnsupportedModelError, each with a sentence that says what to give instead.
+    """
+    from octavo_engine.model.gguf import open_gguf
+    from octavo_engine.model.safetensors import open_safetensors
+
+    if not path.exists():
+        raise FileNotFoundError(f"There is no model at {path}; give a GGUF file or a Hugging Face folder.")
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return open_gguf(path)
+        raise UnsupportedModelError(f"{path} is not a .gguf file; give a GGUF file or a Hugging Face folder.")
+    if (path / "config.json").is_file():
+        return open_safetensors(path)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return open_gguf(files[0])
+    if files:
+        raise UnsupportedModelError(f"{path} holds {len(files)} GGUF files; name one of them, such as {files[0]}.")
+    raise UnsupportedModelError(f"{path} holds neither a config.json with safetensors nor a .gguf file.")

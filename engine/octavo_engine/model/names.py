@@ -1,0 +1,54 @@
+"""Name maps: a checkpoint's tensor names to Octavo's own, so that a backend sees one vocabulary.
+
+Octavo's names: `embedding`, `layers.N.{attention_norm, q, k, v, o, mlp_norm, gate, up, down}`, `final_norm`, `head`,
+each with `.weight` or `.bias`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GGUF_LAYER: Final = {
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+_GGUF_TOP: Final = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
+
+_HF_LAYER: Final = {
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_HF_TOP: Final = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+
+
+def gguf_name(name: str) -> str:
+    """Return the GGUF name of one of ours, e.g. `layers.3.q.weight` -> `blk.3.attn_q.weight`."""
+    return _translate(name, _GGUF_TOP, _GGUF_LAYER, "blk")
+
+
+def huggingface_name(name: str) -> str:
+    """Return Hugging Face's name of one of ours, e.g. `layers.3.q.bias` -> `model.layers.3.self_attn.q_proj.bias`."""
+    return _translate(name, _HF_TOP, _HF_LAYER, "model.layers")
+
+
+def _translate(name: str, top: dict[str, str], layer: dict[str, str], prefix: str) -> str:
+    parts = name.split(".")
+    if parts[0] == "layers":
+        _, index, part, suffix = parts
+        return f"{prefix}.{index}.{layer[part]}.{suffix}"
+    part, suffix = parts
+    return f"{top[part]}.{suffix}"

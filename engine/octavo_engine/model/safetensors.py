@@ -1,0 +1,170 @@
+"""Read a Hugging Face folder (config.json + safetensors, sharded or not) as a `Checkpoint`.
+
+The files are mapped with numpy alone: the format is a JSON header and raw tensors, and the safetensors library's numpy
+reader has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_engine.model.checkpoint import Checkpoint
+from octavo_engine.model.names import huggingface_name
+from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.rope import rope_from_config
+from octavo_engine.model.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, UnsupportedModelError
+
+_STORED: Final[dict[str, np.dtype[Any]]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""The format's own limit."""
+
+
+class SafetensorsFile:
+    """One mapped file. Raises UnsupportedModelError if its header does not describe its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise UnsupportedModelError(f"{path} is not a complete safetensors file; download it again.")
+            try:
+                header = json.loads(stream.read(length))
+            except ValueError as error:
+                raise UnsupportedModelError(f"{path} has a damaged header; download it again.") from error
+        header.pop("__metadata__", None)
+        self.header: dict[str, dict[str, Any]] = header
+        self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
+        if any(entry["data_offsets"][1] > self._data.size for entry in header.values()):
+            raise UnsupportedModelError(f"{path} is shorter than its header says; download it again.")
+
+    def tensor(self, name: str) -> QTensor:
+        """Return a tensor as a view of the mapped file."""
+        entry = self.header[name]
+        kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        if kind not in _STORED:
+            raise UnsupportedModelError(
+                f"Tensor '{name}' is stored as {kind}; use a checkpoint in F32, F16 or BF16, or a GGUF of the model."
+            )
+        begin, end = entry["data_offsets"]
+        if end - begin != _STORED[kind].itemsize * int(np.prod(shape, dtype=np.int64)):
+            raise UnsupportedModelError(f"Tensor '{name}' of {self.path} has the wrong size; download it again.")
+        return QTensor(kind, shape, (_aligned(self._data[begin:end], _STORED[kind]).reshape(shape),))
+
+
+def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """View bytes as `dtype`; a header of odd length leaves them unaligned, and only then they are copied."""
+    if data.ctypes.data % dtype.itemsize:
+        data = data.copy()
+    return data.view(dtype)
+
+
+def open_safetensors(folder: Path) -> Checkpoint:
+    """Open a Hugging Face folder of a served architecture."""
+    config = _read_json(folder / "config.json")
+    files = _tensor_files(folder)
+    index = {name: file for file in files for name in file.header}
+    spec = llama_spec(config, head_stored=huggingface_name("head.weight") in index)
+
+    def tensor(name: str) -> QTensor:
+        stored = huggingface_name(name)
+        if stored not in index:
+            raise UnsupportedModelError(f"{folder} has no tensor '{stored}'; it is incomplete, download it again.")
+        return index[stored].tensor(stored)
+
+    covered = (folder / "config.json", *(file.path for file in files))
+    return Checkpoint(spec, tensor, covered, tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config))
+
+
+def _tensor_files(folder: Path) -> list[SafetensorsFile]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(_read_json(index)["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise UnsupportedModelError(f"{index} names files outside its folder; download the model again.")
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise UnsupportedModelError(f"{folder} lacks {missing[0]}; download the model again.")
+        return [SafetensorsFile(folder / name) for name in names]
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise UnsupportedModelError(f"{folder} has no model.safetensors; save the model in the safetensors format.")
+    return [SafetensorsFile(single)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not valid JSON; download the model again.") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path} is not a JSON object; download the model again.")
+    return value
+
+
+def _eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """`generation_config.json` wins over `config.json`: chat models list their end-of-turn token there only."""
+    generation = folder / "generation_config.json"
+    stated = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    eos = config.get("eos_token_id") if stated is None else stated
+    if eos is None:
+        return ()
+    return tuple(int(token) for token in eos) if isinstance(eos, list) else (int(eos),)
+
+
+def llama_spec(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
+    """Build the spec of a `LlamaForCausalLM` configuration; `head_stored` says whether lm_head has its own tensor."""
+    names = config.get("architectures") or [config.get("model_type", "unknown")]
+    if names[0] not in ("LlamaForCausalLM", "llama"):
+        raise UnsupportedModelError(f"Architecture {names[0]} is not served yet; the served one is LlamaForCausalLM.")
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"Activation '{config['hidden_act']}' is not served; Llama models use 'silu'.")
+    if config.get("quantization_config"):
+        raise UnsupportedModelError(
+            "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
+        )
+    hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+    norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)))
+    # Newer configurations gather everything in rope_parameters; older ones split it in two.
+    rope = config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta", 10000.0),
+        **(config.get("rope_scaling") or {}),
+    }
+    bias = bool(config.get("attention_bias", False))
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+            head_dim=head_dim,
+            rope=rope_from_config({"rope_theta": config.get("rope_theta", 10000.0), **rope}, head_dim),
+            scale=head_dim**-0.5,
+            qkv_bias=bias,
+            output_bias=bias,
+        ),
+        mlp=MLPSpec(int(config["intermediate_size"]), bias=bool(config.get("mlp_bias", False))),
+        attention_norm=norm,
+        mlp_norm=norm,
+    )
+    return ModelSpec(
+        architecture="llama",
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=hidden_size,
+        max_position=int(config.get("max_position_embeddings", 2048)),
+        layers=(layer,) * int(config["num_hidden_layers"]),
+        final_norm=norm,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)) or not head_stored,
+    )

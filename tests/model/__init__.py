@@ -1,0 +1,1 @@
+"""Model loading and the reference backend."""
