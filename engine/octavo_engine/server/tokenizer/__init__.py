@@ -36,7 +36,7 @@ def load_tokenizer(source: str | Path) -> TextModel:
     if isinstance(source, str) and source.startswith(SCRIPTED):
         from octavo_engine.server.tokenizer import scripted
 
-        return TextModel(scripted.load())
+        return TextModel(scripted.load(source))
     path = Path(source)
     if path.is_dir() and not (path / "tokenizer.json").exists():
         files = sorted(path.glob("*.gguf"))

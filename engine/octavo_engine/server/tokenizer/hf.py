@@ -20,6 +20,15 @@ _COMPOSING_FACTOR: Final = 3
 
 def load(folder: Path) -> Vocabulary:
     """Return the vocabulary of the folder. Raises `TokenizerError`, OSError."""
+    try:
+        return _load(folder)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'} is damaged ({error!r}): download the model again."
+        ) from error
+
+
+def _load(folder: Path) -> Vocabulary:
     definition = _json(folder / "tokenizer.json", required=True)
     config = _json(folder / "tokenizer_config.json")
     template = _template(folder, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 from octavo_engine.server.tokenizer.control import ControlTokens
 from octavo_engine.server.tokenizer.vocabulary import Vocabulary
@@ -30,12 +31,14 @@ class _Bytes:
         return ids
 
 
-def load() -> Vocabulary:
-    """Return the vocabulary of every scripted model."""
+def load(uri: str) -> Vocabulary:
+    """Return the vocabulary of a scripted model: ids up to its `vocab` that mean nothing follow the control tokens."""
     control = ControlTokens(CONTROL)
+    (size,) = parse_qs(urlsplit(uri).query).get("vocab", ["0"])[-1:]
+    unused = max(0, int(size) - 256 - len(CONTROL)) if size.isdecimal() else 0
     return Vocabulary(
         backend=_Bytes(control),
-        token_bytes=[bytes([byte]) for byte in range(256)] + [text.encode() for text in CONTROL],
+        token_bytes=[bytes([byte]) for byte in range(256)] + [text.encode() for text in CONTROL] + [b""] * unused,
         special=frozenset(CONTROL.values()),
         control=control,
         eos_token_ids=(END_OF_TEXT,),
