@@ -276,15 +276,26 @@ def _shrink(case: _Case) -> Decision | None:
     if not all(_agrees(case, point, current - 1) for point in window):
         message = f"{_demand_sentence(case)} Fewer replicas would do now, but not for the whole last {seconds} s."
         return case.hold("Demand", "StabilizationWindow", message, "Window")
-    allowed = policy.scale_down.max_pods - case.moved(policy.scale_down.period_seconds, up=False)
+    allowed = _allowed_down(case)
     if allowed < 1:
-        message = f"{_demand_sentence(case)} Another one goes when {policy.scale_down.period_seconds} s have passed."
-        return case.hold("Demand", "ScaleDownPeriod", message, "Step")
+        return _period_used(case)
     to = next(
         to for to in range(max(floor, current - allowed), current) if all(_agrees(case, point, to) for point in window)
     )
     message = f"For {seconds} s demand was below {policy.scale_down.utilization_percent}% of {_count(to, 'replica')}."
     return case.change(to, "Demand", "UtilizationBelowTarget", f"{message} {_demand_sentence(case)}")
+
+
+def _allowed_down(case: _Case) -> int:
+    down = case.policy.scale_down
+    return down.max_pods - case.moved(down.period_seconds, up=False)
+
+
+def _period_used(case: _Case) -> Decision:
+    message = (
+        f"{_demand_sentence(case)} Another replica goes when {case.policy.scale_down.period_seconds} s have passed."
+    )
+    return case.hold("Demand", "ScaleDownPeriod", message, "Step")
 
 
 def _agrees(case: _Case, point: Estimate, replicas: int) -> bool:
@@ -308,6 +319,8 @@ def _idle(case: _Case) -> Decision | None:
     if any(point.requests for point in case.window(seconds)):
         message = f"No request now; the last replica goes after {seconds} s without one."
         return case.hold("Idle", "IdleWindow", message, "Window")
+    if _allowed_down(case) < 1:
+        return _period_used(case)
     return case.change(0, "Idle", "Idle", f"No request was running, queued or held for {seconds} s.")
 
 
