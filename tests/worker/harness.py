@@ -1,0 +1,112 @@
+"""The engine loop on a thread, its pipes queues of this process, and a client that keeps what it was told."""
+
+import queue
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+
+from octavo_engine.core.config import CacheGroup, SchedulerConfig
+from octavo_engine.core.scheduler import create_scheduler
+from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Step, StopRule, Submit
+from octavo_engine.worker.executor import InProcessExecutor
+from octavo_engine.worker.loop import EngineLoop
+from octavo_engine.worker.runner import Runner
+
+EOS = (256,)
+
+
+class Pipes:
+    """An endpoint of queues. Counts how often the loop asked for messages."""
+
+    def __init__(self):
+        self.down, self.up, self.polls = queue.Queue(), queue.Queue(), 0
+
+    def poll(self, timeout_seconds):
+        self.polls += 1
+        messages = []
+        try:
+            if timeout_seconds > 0:
+                messages.append(self.down.get(timeout=timeout_seconds))
+            while True:
+                messages.append(self.down.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def send(self, message):
+        self.up.put(message)
+
+
+class Client:
+    """The API process's side: what was said about each choice, and the last snapshot."""
+
+    def __init__(self, pipes):
+        self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
+        self.snapshot, self.steps = None, 0
+
+    def submit(self, request, prompt, *, max_tokens=10, n=1, temperature=0.0, **stop):
+        data = np.array(prompt, dtype="<i4").tobytes()
+        sampling = SamplingParams(seed=3, temperature=temperature)
+        self.pipes.down.put(Submit(request, data, sampling, StopRule(max_tokens=max_tokens, **stop), n=n))
+
+    def abort(self, request, choice=-1):
+        self.pipes.down.put(Abort(request, choice))
+
+    def receive(self):
+        message = self.pipes.up.get(timeout=20)
+        if isinstance(message, Refused):
+            self.refused[message.request] = message
+            return
+        assert isinstance(message, Step)
+        self.snapshot = message.snapshot
+        self.steps += 1
+        for out in message.outputs:
+            key = (out.request, out.choice)
+            assert key not in self.finish
+            self.tokens.setdefault(key, []).extend(out.tokens)
+            self.started[key] = self.started.get(key, 0) + out.started
+            if out.finish:
+                self.finish[key], self.detail[key] = out.finish, out.detail
+
+    def until(self, done):
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            self.receive()
+
+    def wait_finished(self, *keys):
+        self.until(lambda: all(key in self.finish for key in keys))
+
+
+@contextmanager
+def engine(executable, num_blocks, *, depth=1, **sizes):
+    executable.layout.allocate([num_blocks] * len(executable.layout.groups))
+    sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64} | sizes
+    groups = tuple(CacheGroup(num_blocks, group.window) for group in executable.layout.groups)
+    config = SchedulerConfig(groups=groups, eos_token_ids=EOS, max_plans_in_flight=depth, **sizes)
+    scheduler, pipes = create_scheduler(config), Pipes()
+    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+    executor = InProcessExecutor(runner)
+    loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=EOS, depth=depth)
+    failures = []
+
+    def run():
+        try:
+            loop.run()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    client = Client(pipes)
+    client.scheduler, client.runner = scheduler, runner
+    try:
+        yield client
+    finally:
+        pipes.down.put(Shutdown())
+        thread.join(timeout=20)
+        executor.close()
+    assert not thread.is_alive()
+    assert not failures

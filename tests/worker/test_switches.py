@@ -1,0 +1,63 @@
+"""The baselines that the product is measured against are real, and change no token."""
+
+import numpy as np
+import pytest
+
+from tests.worker import harness
+from tests.worker.backends import BACKENDS
+
+NUM_BLOCKS = 96
+COMBINATIONS = [
+    {"policy": policy, "kv_allocation": allocation, "prefix_sharing": sharing}
+    for policy in ("continuous", "static")
+    for allocation in ("paged", "contiguous")
+    for sharing in (True, False)
+]
+
+
+def prompts():
+    random = np.random.default_rng(5)
+    system = random.integers(0, 256, 40).tolist()
+    return [system + random.integers(0, 256, 3 + 3 * index).tolist() for index in range(10)]
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def make(request):
+    return BACKENDS[request.param]
+
+
+def run(make, num_blocks=NUM_BLOCKS, depth=1, longer=0, **config):
+    """Return every request's text and the last snapshot."""
+    sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48} | config
+    with harness.engine(make(), num_blocks, depth=depth, **sizes) as client:
+        keys = [(request, 0) for request in range(10)]
+        for request, prompt in enumerate(prompts()):
+            client.submit(
+                request, prompt, max_tokens=6 + longer + 4 * (request % 5), temperature=float(request % 2) * 2
+            )
+        client.wait_finished(*keys)
+        client.until(lambda: client.snapshot.running == 0)
+        if config.get("policy") != "static":
+            client.scheduler.assert_idle()
+        return [client.tokens[key] for key in keys], client.snapshot
+
+
+def test_all_eight_combinations_write_the_same_text(make):
+    texts = {}
+    for combination in COMBINATIONS:
+        texts[tuple(combination.values())], snapshot = run(make, **combination)
+        assert (snapshot.static_batches > 0) == (combination["policy"] == "static")
+        assert (snapshot.reserved_slots > 0) == (combination["kv_allocation"] == "contiguous")
+        assert (snapshot.prefix_hit_tokens > 0) == combination["prefix_sharing"]
+        assert snapshot.preemptions == 0
+    reference = texts["continuous", "paged", True]
+    assert all(len(text) == 6 + 4 * (request % 5) for request, text in enumerate(reference))
+    assert {name for name, text in texts.items() if text != reference} == set()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(make, depth):
+    reference, _ = run(make, longer=20)
+    texts, snapshot = run(make, num_blocks=8, depth=depth, longer=20)
+    assert snapshot.preemptions > 0
+    assert texts == reference
