@@ -236,3 +236,7 @@ def main() -> None:
     for entry in entry_points(group="octavo.commands"):
         entry.load()(app)
     app()
+
+
+if __name__ == "__main__":
+    main()

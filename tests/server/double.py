@@ -1,0 +1,228 @@
+"""The real API application over a scripted engine: an endpoint that speaks the messages, for byte-level cases.
+
+Everything but the engine process is the product's: application, protocol, text, routing. The model's vocabulary is
+given as bytes per token, so that a token can hold half a character or half a stop string.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+
+from octavo_engine.ipc import messages as m
+from octavo_engine.server.app import public_application
+from octavo_engine.server.counters import Counters
+from octavo_engine.server.engine_client import EngineClient
+from octavo_engine.server.jobs import Answer, Job, Prepared, Refusal
+from octavo_engine.server.lifecycle import Lifecycle
+from octavo_engine.server.prepare import prepare
+from octavo_engine.server.settings import ServerSettings
+from octavo_engine.server.state import ServerState
+from octavo_engine.server.tokenizer import TextModel
+from octavo_engine.server.tokenizer.control import ControlTokens
+from octavo_engine.server.tokenizer.scripted import CONTROL, END_OF_TEXT, TEMPLATE
+from octavo_engine.server.tokenizer.vocabulary import Vocabulary
+from tests.server.launch import free_port, wait_until
+
+EOS = 256
+FIRST_PIECE = 1000
+"""Ids from here on are the test's own pieces; 0 to 255 are bytes, 256 to 258 control tokens."""
+
+
+class _Bytes:
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def text_model(pieces: Sequence[bytes], template: str = TEMPLATE) -> TextModel:
+    """Return a vocabulary of bytes, ChatML's control tokens, and `pieces` from FIRST_PIECE on."""
+    table = [bytes([byte]) for byte in range(256)] + [text.encode() for text in CONTROL]
+    table += [b""] * (FIRST_PIECE - len(table)) + list(pieces)
+    return TextModel(
+        Vocabulary(
+            backend=_Bytes(),
+            token_bytes=table,
+            special=frozenset(CONTROL.values()),
+            control=ControlTokens(CONTROL),
+            eos_token_ids=(END_OF_TEXT,),
+            chat_template=template,
+        )
+    )
+
+
+@dataclass
+class Script:
+    """What the engine does: for each Submit the steps it sends, each a list of (choice, tokens, finish)."""
+
+    tokens: Sequence[int] = ()
+    per_step: int = 1
+    cached_tokens: int = 0
+    refuse: str = ""
+    hold: threading.Event | None = None
+    """Wait for it before the first token."""
+    fail_after: int = -1
+    """Fail the request (an engine error) after so many tokens."""
+    submits: list[m.Submit] = field(default_factory=list)
+    aborts: list[m.Abort] = field(default_factory=list)
+
+
+class ScriptedLink:
+    """The engine's side of the pipes, on the server's own loop."""
+
+    def __init__(self, script: Script, vocab_size: int, max_model_len: int) -> None:
+        self._script = script
+        self._out: asyncio.Queue[m.ToServer] = asyncio.Queue()
+        self._received = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._out.put_nowait(
+            m.Loaded(
+                "digest", vocab_size, max_model_len, 16, max_model_len // 16 + 1, 8, 512, "float32", "none", "double"
+            )
+        )
+
+    def send(self, message: m.ToEngine) -> None:
+        if isinstance(message, m.Submit):
+            self._received += 1
+            self._script.submits.append(message)
+            if self._script.refuse:
+                self._out.put_nowait(m.Refused(message.request, self._script.refuse, "refused by the script"))  # type: ignore[arg-type]
+                self._step([])
+                return
+            self._step([])
+            self._tasks[message.request] = asyncio.get_running_loop().create_task(self._run(message))
+        elif isinstance(message, m.Abort):
+            self._script.aborts.append(message)
+
+    async def receive(self) -> m.ToServer:
+        return await self._out.get()
+
+    def _step(self, outputs: list[m.TokensOut]) -> None:
+        snapshot = m.Snapshot(self._received, 0.0, 0, 0, 8, 0, 0, 0, 0.0, 0, 0, 0, 0, step_seconds=0.001)
+        self._out.put_nowait(m.Step(tuple(outputs), snapshot))
+
+    async def _run(self, submit: m.Submit) -> None:
+        """Emit the script's tokens, choices interleaved, under the engine's own stop rule."""
+        script, rule = self._script, submit.stop
+        if script.hold is not None:
+            await asyncio.to_thread(script.hold.wait)
+        done: set[int] = set()
+        for start in range(0, max(len(script.tokens), 1), script.per_step):
+            outputs = []
+            for choice in range(submit.n):
+                if choice in done:
+                    continue
+                out = self._output(submit, choice, start, rule)
+                if out.finish:
+                    done.add(choice)
+                outputs.append(out)
+            if outputs:
+                self._step(outputs)
+                await asyncio.sleep(0)
+
+    def _output(self, submit: m.Submit, choice: int, start: int, rule: m.StopRule) -> m.TokensOut:
+        script = self._script
+        tokens: list[int] = []
+        finish, reason, detail = "", -1, ""
+        for index in range(start, min(start + script.per_step, len(script.tokens))):
+            if index == script.fail_after:
+                finish, detail = "error", "the logits were not finite"
+                break
+            token = script.tokens[index]
+            tokens.append(token)
+            if index + 1 >= rule.min_tokens and (
+                (token == EOS and not rule.ignore_eos) or token in rule.stop_token_ids
+            ):
+                finish, reason = "stop", token if token in rule.stop_token_ids else -1
+                break
+            if index + 1 >= rule.max_tokens:
+                finish = "length"
+                break
+        if not finish and start + script.per_step >= len(script.tokens):
+            finish = "length"
+        first = start == 0
+        cached = script.cached_tokens if first else 0
+        return m.TokensOut(submit.request, choice, tuple(tokens), finish, detail, reason, first, cached)  # type: ignore[arg-type]
+
+
+class _InProcessJobs:
+    """Reads bodies on the loop: the double is not about isolation."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+
+    async def run(self, job: Job) -> Prepared | Answer:
+        result = prepare(job, self._model)
+        if isinstance(result, Refusal):
+            raise result.error()
+        return result
+
+
+class Double:
+    """A served application: its address, its script, its state."""
+
+    def __init__(self, port: int, script: Script, state: ServerState) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.script = script
+        self.state = state
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+
+@contextmanager
+def double(
+    script: Script,
+    pieces: Sequence[bytes] = (),
+    template: str = TEMPLATE,
+    max_model_len: int = 256,
+    wrap: Callable[[Any], Any] = lambda application: application,
+    **settings: Any,
+) -> Iterator[Double]:
+    """Serve the application over `script` on a thread of its own."""
+    port = free_port()
+    model = text_model(pieces, template)
+    holder: dict[str, Any] = {}
+
+    async def main() -> None:
+        counters = Counters()
+        link = ScriptedLink(script, model.vocab_size, max_model_len)
+        client = EngineClient(link, counters, 30.0)
+        chosen = ServerSettings(served_names=("double",), host="127.0.0.1", port=port, **settings)
+        state = ServerState(chosen, client, counters, Lifecycle(0, 10), _InProcessJobs(model), model)
+        config = uvicorn.Config(
+            wrap(public_application(state)), host="127.0.0.1", port=port, log_config=None, lifespan="off", ws="none",
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        holder.update(state=state, server=server, loop=asyncio.get_running_loop(), main=asyncio.current_task())
+        receiving = asyncio.create_task(client.run())
+        await server.serve()
+        receiving.cancel()
+
+    def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(main())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: "server" in holder and holder["server"].started, 10, "the double's start")
+    wait_until(lambda: holder["state"].client.loaded, 10, "the double's model")
+    try:
+        yield Double(port, script, holder["state"])
+    finally:
+        if script.hold is not None:
+            script.hold.set()
+        # uvicorn's own end waits for its clock; every client of the double has gone by now.
+        holder["loop"].call_soon_threadsafe(holder["main"].cancel)
+        thread.join(10)
