@@ -30,7 +30,7 @@ from octavo_engine.server.tokenizer import TextModel
 from octavo_engine.server.tokenizer.control import ControlTokens
 from octavo_engine.server.tokenizer.scripted import CONTROL, END_OF_TEXT, TEMPLATE
 from octavo_engine.server.tokenizer.vocabulary import Vocabulary
-from tests.server.launch import free_port, wait_until
+from tests.server.launch import NO_TLS, free_port, wait_until
 
 EOS = 256
 FIRST_PIECE = 1000
@@ -174,10 +174,10 @@ class Double:
         self.state = state
 
     def post(self, path: str, body: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20)
+        return httpx.post(self.url + path, json=body, timeout=20, verify=NO_TLS)
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20)
+        return httpx.Client(base_url=self.url, timeout=20, verify=NO_TLS)
 
 
 @contextmanager
@@ -207,8 +207,12 @@ def double(
         server = uvicorn.Server(config)
         holder.update(state=state, server=server, loop=asyncio.get_running_loop(), main=asyncio.current_task())
         receiving = asyncio.create_task(client.run())
-        await server.serve()
-        receiving.cancel()
+        try:
+            await server.serve()
+        finally:
+            receiving.cancel()
+            for listening in server.servers:
+                listening.close()
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError):
