@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from . import control
 from .api import Api, ApiError, condition
@@ -14,8 +15,9 @@ from .layout import Layout, Node
 from .progress import Steps
 from .waiting import wait_until
 
-NODE_PROGRAMS = ("kubelet", "kube-proxy", "kube-router", "gpu-plugin")
+NODE_PROGRAMS = ("kubelet", "kube-proxy", "gpu-plugin")
 CRASHES = 3
+GPU = "nvidia.com/gpu"
 SYSTEM_MANIFEST = Path(__file__).with_name("manifests") / "system.yaml"
 
 
@@ -24,9 +26,10 @@ class CrashLoop(ClusterError):
 
 
 class Boot:
-    def __init__(self, layout: Layout, built: Built, api_port: int) -> None:
+    def __init__(self, layout: Layout, built: Built, facts: dict[str, Any]) -> None:
         self.layout, self.built = layout, built
-        self.api = Api(layout, api_port)
+        self.api = Api(layout, facts["api_port"])
+        self.gpus: int = facts["gpus"]
         self.cancelled = threading.Event()
 
     def everything(self, steps: Steps) -> None:
@@ -97,9 +100,11 @@ class Boot:
 
         def ready() -> bool:
             alive = self.last_sign_of_life(node) != silent_since
-            return alive and condition(self.api.json(f"/api/v1/nodes/{node.name}"), "Ready")
+            found = self.api.json(f"/api/v1/nodes/{node.name}")
+            return alive and condition(found, "Ready") and self.gpus <= int(found["status"]["allocatable"].get(GPU, 0))
 
         self.wait(node, "kubelet", f"{node.name} Ready", ready, 90)
+        control.start(node, "kube-router")  # it exits if it comes before the node has an address
 
     def wait(self, where: Layout | Node, suspect: str, what: str, check: Callable[[], object], seconds: float) -> None:
         logs = self.layout.logs if isinstance(where, Layout) else self.layout.logs / where.name

@@ -231,7 +231,7 @@ class LocalCluster(Cluster):
     def start_node(self, name: str) -> None:
         """Switch a killed node on again and wait until it is Ready; its disk is as it was, its memory is not."""
         node = self.layout.node(name)
-        boot = Boot(self.layout, self.built, self.facts["api_port"])
+        boot = Boot(self.layout, self.built, self.facts)
         silent_since = boot.last_sign_of_life(node)
         control.enter(self.layout, self.layout, *network_of(node))
         control.start(self.layout, node.name)

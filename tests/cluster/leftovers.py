@@ -59,7 +59,6 @@ def everything() -> dict[str, set[str]]:
         "network namespaces": network_namespaces(),
         "folders": {folder for folder in HOST_FOLDERS if Path(folder).exists()},
         "kernel settings": {f"{path} {path.read_text().strip()}" for path in settings if path.exists()},
-        "clusters": set(leftovers()),
     }
 
 
@@ -92,10 +91,13 @@ def processes() -> list[tuple[int, str]]:
 
 
 def network_namespaces() -> set[str]:
+    """Those with a process in them that belongs to no cluster."""
+    ours = {pid for path in control_groups() if path.name.startswith("octavo-") for pid in cgroups.processes(path.name)}
     found = set()
     for pid, _ in processes():
-        try:
-            found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
+        if pid not in ours:
+            try:
+                found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended while we looked
     return found

@@ -72,12 +72,17 @@ def up(layout: Layout, built: Built, options: Options) -> bool:
             return False
         destroy(layout)  # what a dead one left
         began = time.monotonic()
-        ports = {"api_port": options.api_port or free_port(), "proxy_port": options.proxy_port or free_port()}
+        facts: dict[str, Any] = {
+            "api_port": options.api_port or free_port(),
+            "proxy_port": options.proxy_port or free_port(),
+            "gpus": options.gpus,
+            "build": str(built.folder),
+        }
         try:
             with open("/proc/self/ns/net", "rb") as host_netns, Steps() as steps:
-                render(layout, built, {**ports, "gpus": options.gpus, "host_netns": host_netns.fileno()})
+                render(layout, built, {**facts, "host_netns": host_netns.fileno()})
                 process = spawn(layout, host_netns.fileno())
-                Boot(layout, built, ports["api_port"]).everything(steps)
+                Boot(layout, built, facts).everything(steps)
             control.ask(layout.control_socket, "keep")
             assert process.stdin
             process.stdin.close()
@@ -87,12 +92,7 @@ def up(layout: Layout, built: Built, options: Options) -> bool:
         except BaseException:
             destroy(layout)
             raise
-        facts = {
-            **ports,
-            "gpus": options.gpus,
-            "build": str(built.folder),
-            "seconds": round(time.monotonic() - began, 1),
-        }
+        facts["seconds"] = round(time.monotonic() - began, 1)
         partial = layout.state.with_suffix(".partial")
         partial.write_text(json.dumps(facts))
         partial.rename(layout.state)

@@ -1,7 +1,7 @@
 """What the supervisors do first inside their new namespaces: mounts, kernel settings, links and routes."""
 
 from . import cgroups
-from .layout import CONTROL_IP, Layout, Node
+from .layout import CONTROL_IP, SERVICE_CIDR, Layout, Node
 
 # What the kubelet would write into the host's kernel settings: it finds them as it wants them and leaves them alone.
 KERNEL_SETTINGS = {
@@ -47,6 +47,7 @@ def control_network() -> str:
 link add br0 type bridge
 addr add {CONTROL_IP}/24 dev br0
 link set br0 up
+route add {SERVICE_CIDR} dev br0
 route add unreachable default
 """
 

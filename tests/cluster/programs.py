@@ -147,5 +147,5 @@ def node_programs(layout: Layout, node: Node, binaries: Path, options: dict[str,
             f"--service-cluster-ip-range={SERVICE_CIDR}",
             "--health-port=0",
         ],
-        "gpu-plugin": [kube, "gpu-plugin", f"--folder={node.run}/kubelet/device-plugins", f"--count={options['gpus']}"],
+        "gpu-plugin": [kube, "gpu-plugin", f"--count={options['gpus']}"],
     }

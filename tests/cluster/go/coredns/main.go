@@ -10,8 +10,9 @@ import (
 	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/template"
 )
 
-func init() { dnsserver.Directives = []string{"health", "ready", "errors", "cache", "kubernetes"} }
+func init() { dnsserver.Directives = []string{"health", "ready", "errors", "cache", "kubernetes", "template"} }
 
 func main() { coremain.Run() }
