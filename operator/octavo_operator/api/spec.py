@@ -19,7 +19,6 @@ _Part = TypeVar("_Part", bound=Part)
 
 MAX_REPLICAS: Final = 1000
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
-MODEL_SCHEMES: Final = ("bundled", "file", "pvc", "scripted")
 _RESERVED_ARGS: Final = ("--host", "--port", "--served-model-name", "--drain-timeout", "--shutdown-timeout")
 
 
@@ -90,7 +89,7 @@ class Model(Part):
 
     model_config = rules(
         rule(
-            "self.uri.matches('^(" + "|".join(MODEL_SCHEMES) + ")://.+')",
+            "self.uri.matches('^((bundled|file|pvc)://.+|scripted://.*)')",
             "model.uri must be bundled://NAME, file:///PATH/IN/THE/POD, pvc://CLAIM/PATH or scripted://OPTIONS",
         ),
         rule(
@@ -155,7 +154,9 @@ class Engine(Part):
     )
 
 
-_QUANTITIES = "self.{0}.all(k, isQuantity(string(self.{0}[k])) && quantity(string(self.{0}[k])).sign() >= 0)"
+_QUANTITIES = (
+    "self.{0}.all(k, isQuantity(string(self.{0}[k])) && !quantity(string(self.{0}[k])).isLessThan(quantity('0')))"
+)
 
 
 class Resources(Part):
