@@ -173,6 +173,25 @@ def test_a_prompt_whose_control_tokens_cannot_be_told_apart_is_refused() -> None
         ChatTemplate(source, control, {}).render([{"role": "user", "content": "a<|end|>b"}])
 
 
+def test_a_spelling_never_shows_in_a_refusal() -> None:
+    control = ControlTokens({"<|user|>": 1})
+    source = (
+        "{% set cut = '<|user|>' %}{% if cut != '<|' + messages[0].role + '|>' %}{{ raise_exception(cut) }}{% endif %}"
+    )
+    template = ChatTemplate(source + "{{ cut }}", control, {})
+    assert control.unspell(template.render([{"role": "user", "content": "x"}])) == "<|user|>"
+    with pytest.raises(TemplateError, match=re.escape(": <|user|>")):
+        template.render([{"role": "system", "content": "x"}])
+
+
+def test_arguments_nested_too_deeply_are_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(3000):
+        nested = [nested]
+    with pytest.raises(TemplateError):
+        ChatTemplate("x", ControlTokens({}), {}).render([{"role": "user", "content": "x", "extra": nested}])
+
+
 def test_parts_are_joined_and_null_is_empty(text_model: TextModel) -> None:
     chat = [
         {"role": "user", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]},

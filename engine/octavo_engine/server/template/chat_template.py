@@ -83,12 +83,14 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Return the prompt, the template's control tokens spelled. Raises `TemplateError`."""
-        chat = plain_messages(messages, keeps_parts=self._keeps_parts, knows_developer=self._knows_developer)
-        given = {"tools": None, "documents": None, **plain_variables(variables)}
-        given["add_generation_prompt"] = add_generation_prompt
         try:
+            chat = plain_messages(messages, keeps_parts=self._keeps_parts, knows_developer=self._knows_developer)
+            given = {"tools": None, "documents": None, **plain_variables(variables)}
+            given["add_generation_prompt"] = add_generation_prompt
             with spending(Budget()):
                 return self._render(chat, given)
+        except TemplateError:
+            raise
         except BudgetExceeded as error:
             raise TemplateError(f"The model's chat template was stopped: {error}.") from error
         except jinja2.exceptions.TemplateError as error:
@@ -98,20 +100,27 @@ class ChatTemplate:
 
     def _render(self, chat: list[dict[str, Any]], given: dict[str, Any]) -> str:
         text = self._plain.render(**self._names, **given, messages=chat)
-        spelled = self._spelled.render(**self._spelled_names, **given, messages=chat)
-        proven = self._control.unspell(spelled) == text
-        named = self._control.occurrences(text)
-        if proven and len(named) == self._control.count(spelled):
+        spelled = self._render_spelled(text, chat, given)
+        if spelled is not None and len(self._control.occurrences(text)) == self._control.count(spelled):
             return spelled
         masked = self._render_masked(text, chat, given)
         if masked is not None:
             return _spell_at(text, self._control.occurrences(masked), self._control)
-        if proven:
+        if spelled is not None:
             return spelled
         raise TemplateError(
             "A message holds the text of one of the model's control tokens where its chat template looks for them: "
             "remove it from the message."
         )
+
+    def _render_spelled(self, text: str, chat: list[dict[str, Any]], given: dict[str, Any]) -> str | None:
+        """Return the prompt with the tokens the template writes whole spelled; None if that changed the template."""
+        try:
+            spelled = self._spelled.render(**self._spelled_names, **given, messages=chat)
+        except (jinja2.exceptions.TemplateError, *_FAILURES):
+            # Its message could show a spelling: the first rendering had no error to show.
+            return None
+        return spelled if self._control.unspell(spelled) == text else None
 
     def _render_masked(self, text: str, chat: list[dict[str, Any]], given: dict[str, Any]) -> str | None:
         """Return the prompt with users' text masked, the same length as `text`; None if that changed the template."""

@@ -52,12 +52,12 @@ def build(metadata: Mapping[str, Any]) -> Vocabulary:
         raise TokenizerError("The GGUF holds no vocabulary (tokenizer.ggml.tokens): convert the model again.")
     types = _types(metadata, len(tokens))
     template: str | None = metadata.get("tokenizer.chat_template")
+    special = _special_ids(metadata, types)
     control = ControlTokens(
         {
             token: place
             for place, token in enumerate(tokens)
-            if types[place] == TokenType.CONTROL
-            or (types[place] == TokenType.USER_DEFINED and is_structural(token, template))
+            if place in special or (types[place] == TokenType.USER_DEFINED and is_structural(token, template))
         }
     )
     model = metadata.get(_PREFIX + "model")
@@ -73,7 +73,7 @@ def build(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         backend=HuggingFaceBackend(tokenizer),
         token_bytes=data,
-        special=frozenset(place for place, kind in enumerate(types) if kind == TokenType.CONTROL),
+        special=special,
         control=control,
         bos_token_id=_token_id(metadata, "bos_token_id", len(tokens)),
         eos_token_ids=_end_ids(metadata, len(tokens)),
@@ -144,6 +144,14 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
     if len(types) != count:
         raise TokenizerError(f"The GGUF has {count} tokens but {len(types)} token types: convert the model again.")
     return list(types)
+
+
+def _special_ids(metadata: Mapping[str, Any], types: list[int]) -> frozenset[int]:
+    """Return the ids that are no text: control and unknown tokens, and those that begin and end one, however typed."""
+    kinds = (TokenType.CONTROL, TokenType.UNKNOWN)
+    begins = _token_id(metadata, "bos_token_id", len(types))
+    named = {*_end_ids(metadata, len(types)), *(() if begins is None else (begins,))}
+    return frozenset(place for place, kind in enumerate(types) if kind in kinds or place in named)
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
