@@ -67,4 +67,8 @@ def _build_reference():
     return build_reference(_random_llama_folder().name, "float32", threads=2)
 
 
-BACKENDS = {"scripted": lambda: build_scripted("scripted://?eos=0"), "reference": _build_reference}
+BACKENDS = {
+    "scripted": lambda: build_scripted("scripted://?eos=0"),
+    "scripted, two KV groups": lambda: build_scripted("scripted://?eos=0&window=24"),
+    "reference": _build_reference,
+}

@@ -42,7 +42,8 @@ class Driver:
     sequences: object = field(default_factory=itertools.count)
 
     def __post_init__(self):
-        self.executable.layout.allocate([NUM_BLOCKS])
+        self.groups = range(len(self.executable.layout.groups))
+        self.executable.layout.allocate([NUM_BLOCKS for _ in self.groups])
         self.runner = Runner(self.executable, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
         self.size = self.executable.layout.block_size
 
@@ -55,7 +56,9 @@ class Driver:
 
     def admission(self, live, blocks=None):
         table = live.blocks if blocks is None else blocks
-        return Admission(live.slot, live.sequence, tuple(live.tokens), live.prompt, (tuple(table),))
+        return Admission(
+            live.slot, live.sequence, tuple(live.tokens), live.prompt, tuple(tuple(table) for _ in self.groups)
+        )
 
     def row(self, live, count=None, drafts=(), **more):
         """The row of the next `count` known tokens, by default all, with drafts behind them."""

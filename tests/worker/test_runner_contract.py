@@ -101,7 +101,7 @@ def test_copied_blocks_serve_as_their_source(make, driver):
     driver.generate(first, 1)
     second = driver.live(prefix + prompt_of(7, 5), slot=1, first_block=16, **SAMPLED)
     second.computed = 32
-    copies = [BlockCopy(0, source, 16 + index) for index, source in enumerate(first.blocks[:2])]
+    copies = [BlockCopy(group, first.blocks[index], 16 + index) for group in driver.groups for index in range(2)]
     driver.step([(second, driver.row(second))], admitted=[driver.admission(second)], copies=copies)
     driver.generate(second, LENGTH - 1, admit=False)
     assert second.text == alone(make, prefix + prompt_of(7, 5))
@@ -121,7 +121,8 @@ def test_blocks_appended_when_they_are_needed(make, driver):
     driver.step([(live, driver.row(live))], admitted=[driver.admission(live, live.blocks[:1])])
     for _ in range(LENGTH - 1):
         block, offset = divmod(live.computed, driver.size)
-        appended = [] if offset else [BlockAppend(live.slot, 0, block, (live.blocks[block],))]
+        blocks = (live.blocks[block],)
+        appended = [] if offset else [BlockAppend(live.slot, group, block, blocks) for group in driver.groups]
         driver.step([(live, driver.row(live))], appended=appended)
     assert live.text == alone(make, prompt_of(8, 14))
 

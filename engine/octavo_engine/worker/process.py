@@ -15,14 +15,13 @@ from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Failed
 from octavo_engine.ipc.transport import EngineEndpoint, PeerGone
 from octavo_engine.worker.cgroup import compute_threads
-from octavo_engine.worker.parent import die_with_parent, leave_signals_to_parent
+from octavo_engine.worker.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Read the configuration from standard input and serve. Returns the exit code."""
-    leave_signals_to_parent()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     if config.parent_pid:
         die_with_parent(config.parent_pid)
