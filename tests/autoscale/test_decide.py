@@ -238,9 +238,17 @@ def test_any_request_keeps_the_last_replica(field: str) -> None:
     assert brief(answer(moment(), history)) == (1, "Idle", "IdleWindow", "Window")
 
 
-def test_a_service_that_never_came_up_is_not_idle() -> None:
-    point = moment(ready_pods=0, starting_pods=1, starting_credit=0.4)
-    assert brief(answer(point, past(point, desired=1))) == (1, "MissingMetrics", "WaitingForFirstPod", "PartialData")
+@pytest.mark.parametrize("credit", [0.4, 0.0])
+@pytest.mark.parametrize("desired", [1, 3])
+def test_pods_of_which_none_serves_say_nothing_about_demand(desired: int, credit: float) -> None:
+    """A model that never came up is not idle, and a fleet that crashed is not without load."""
+    point = moment(ready_pods=0, starting_pods=desired, starting_credit=credit)
+    assert brief(answer(point, past(point, desired=desired))) == (
+        desired,
+        "MissingMetrics",
+        "NoReadyPod",
+        "PartialData",
+    )
 
 
 @pytest.mark.parametrize(

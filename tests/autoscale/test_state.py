@@ -81,6 +81,26 @@ def test_a_restart_at_eight_replicas_causes_no_change_of_its_own() -> None:
     assert after.state.scaling_status == status, "a restart alone writes nothing"
 
 
+@pytest.mark.parametrize(
+    ("scaling", "desired"),
+    [
+        ({"desiredReplicas": 2}, 2),  # the last leader's victim goes on
+        ({"desiredReplicas": 3}, 3),  # a mark that no decision explains is taken back
+        ({"desiredReplicas": 1}, 2),  # left from an earlier time
+        ({"desiredReplicas": 8}, 3),
+        ({}, 3),  # status lost: the live count
+    ],
+)
+def test_a_restart_while_a_victim_finishes_neither_saves_nor_takes_another(
+    scaling: dict[str, int], desired: int
+) -> None:
+    state = ServiceState(desired=3, now=T0, scaling=scaling)
+    pods = [pod("a"), pod("b"), pod("c", cordoned=True, cordoned_at=T0 - 20)]
+    scrapes = {one.uid: sample(one, 100, running=2) for one in pods}
+    state.advance(POLICY, pods, scrapes, Held(), T0)
+    assert state.desired == desired
+
+
 def test_a_restart_while_idle_waits_for_a_full_window() -> None:
     fleet = Fleet(8)
     assert fleet.run(600, spread(0, running=0))[0].time >= T0 + 180

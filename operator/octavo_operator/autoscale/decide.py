@@ -333,8 +333,10 @@ def _unseen(case: _Case, seconds: int) -> Decision | None:
     if case.now - case.history.started_at < seconds:
         message = f"The operator has watched for less than the {seconds} s that shrinking looks back."
         return case.hold("Restart", "WindowNotSeen", message, "Window")
-    if not estimate.complete and estimate.ready_pods == 0:
-        return case.hold("MissingMetrics", "WaitingForFirstPod", "No pod has become ready yet.", "PartialData")
+    if estimate.ready_pods == 0:
+        return case.hold(
+            "MissingMetrics", "NoReadyPod", "No pod is ready: what is asked of it is unknown.", "PartialData"
+        )
     if not all(point.complete for point in points):
         message = (
             f"Within the last {seconds} s not every ready pod reported metrics: nothing is taken away on partial data."

@@ -49,8 +49,9 @@ class ServiceState:
     """The memory of one InferenceService: one hour of moments, 200 decisions, what was learned, the desired count."""
 
     def __init__(self, *, desired: int, now: float, scaling: Mapping[str, Any] | None = None) -> None:
-        """Start with the count that holds now, and with `status.scaling` as the last leader left it, if any."""
+        """Start with the live replicas as `desired`, and with `status.scaling` as the last leader left it, if any."""
         self.desired = desired
+        self._inherited: int = (scaling or {}).get("desiredReplicas", desired)
         self.started_at = now
         self.learned: Learned = restore_learned(scaling or {})
         self.moments: deque[Moment] = deque()
@@ -87,6 +88,8 @@ class ServiceState:
         `scaling_status` is what to write afterwards; it equals the former one when there is no news.
         """
         self.observe(scrapes.values(), pods, now)
+        if not self.moments:
+            self._resume(pods)
         recent = [moment.scrapes for moment in self.moments][-2:]
         self.learned = learn(self.learned, policy, pods, self.samples, recent, self._starting, now)
         self._remember_starts(pods)
@@ -95,6 +98,14 @@ class ServiceState:
         decision = decide(policy, current, history, now)
         self._remember(policy, Moment(now, dict(scrapes), current), decision)
         return decision
+
+    def _resume(self, pods: Sequence[Pod]) -> None:
+        """Go on with a scale-down that the last leader had decided: its victims still count in the live replicas.
+
+        Marks that its decision does not explain are nobody's, and will be taken back.
+        """
+        marked = sum(pod.present and pod.cordoned for pod in pods)
+        self.desired = min(self.desired, max(self._inherited, self.desired - marked))
 
     def _remember_starts(self, pods: Sequence[Pod]) -> None:
         """Only a pod's first way to Ready is a cold start, and only one that this process saw from before its end."""

@@ -160,8 +160,9 @@ class Estimate:
 
     @property
     def complete(self) -> bool:
-        """Every serving pod reports both signals, and nothing is unknown because no pod ever came up yet."""
-        return self.reporting_pods == self.ready_pods and (self.ready_pods > 0 or self.starting_credit == 0)
+        """Every serving pod reports both signals. Pods of which none serves tell nothing, which is not no demand."""
+        silent = self.ready_pods == 0 and self.starting_pods + self.unschedulable_pods > 0
+        return self.reporting_pods == self.ready_pods and not silent
 
     @property
     def metrics_available(self) -> bool:
