@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,55 @@ def test_folder_ids_texts_and_prompts(folder: Path) -> None:
     chat = [{"role": "user", "content": "hello cafe\u0301"}]
     assert ours.render_chat(chat) == theirs.apply_chat_template(chat, tokenize=False)
     assert ours.encode_chat(chat) == theirs.apply_chat_template(chat, tokenize=True, return_dict=False)
+
+
+def unigram() -> Tokenizer:
+    pieces = ["▁hello", "▁world", "▁", "he", "llo", "日本", *"abcdefghijklmnopqrstuvwxyz0123456789.,!"]
+    vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((piece, -1.0 - place) for place, piece in enumerate(pieces))]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = token_decoders.Metaspace(prepend_scheme="first")
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁h", *"hello", "ll", "he"]
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    merges = [("▁", "h"), ("l", "l"), ("h", "e")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = token_decoders.Sequence(
+        [
+            token_decoders.Replace("▁", " "),
+            token_decoders.ByteFallback(),
+            token_decoders.Fuse(),
+            token_decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokens = ["[UNK]", "<s>", "hello", "world", "##s", *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij")]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [unigram, byte_fallback, word_piece])
+def test_folders_of_other_kinds_give_the_ids_of_their_own_file(tmp_path: Path, make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>")])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = load_tokenizer(tmp_path)
+    for text in strings(500, ["<s>", "<|end|>", "<mask>"], seed=9):
+        assert model.encode(text) == tokenizer.encode(text).ids, text
+        # Id 0 stands for what the vocabulary cannot spell.
+        assert model.control_ids.intersection(model.encode_user(text)) <= {0}
 
 
 def test_tokens_a_template_writes_are_control_tokens_even_if_not_special(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,6 +50,8 @@ class HuggingFaceBackend:
     """A `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
+        # One text at a time gains nothing from a thread per core, which the library would start at the first text.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
