@@ -87,6 +87,11 @@ def test_what_is_not_certainly_true_is_no_sample(text: str) -> None:
         read_metrics(text)
 
 
+def test_every_series_that_is_read_is_one_that_is_asked_for() -> None:
+    asked = "".join(line for line in GOOD.splitlines(True) if line.startswith(contract.SCRAPED_BY_AUTOSCALER))
+    assert read_metrics(asked) == read_metrics(GOOD)
+
+
 # --- Freshness --------------------------------------------------------------------------------------------------
 def reading(last_step: float) -> Reading:
     return Reading(KV, QUEUE, last_step)

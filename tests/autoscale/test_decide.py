@@ -283,6 +283,13 @@ def test_the_record_holds_every_input_as_an_integer() -> None:
     assert all(type(value) is int for value in record["inputs"].values())
 
 
+def test_the_message_retraces_the_arithmetic() -> None:
+    point = moment(demand_blocks=970, growth_blocks=200, running_requests=3)
+    assert answer(point, rising(point)).message == (
+        "Requests need 970 KV blocks and 200 more are on their way, of 1000 on 1 ready pod. Below 80% takes 2 replicas."
+    )
+
+
 def test_a_replica_at_the_minimum_says_so() -> None:
     policy = Policy(min_replicas=1, max_replicas=3, scale_up=ScaleUp())
     assert brief(answer(moment(), policy=policy)) == (1, "Bounds", "AtMinimum", "Min")

@@ -328,7 +328,7 @@ def _unseen(case: _Case, seconds: int) -> Decision | None:
     """Return the hold of a window that is not fully known: partial data, a victim on its way out, a young process."""
     estimate, points = case.estimate, case.window(seconds)
     if estimate.cordoned_pods:
-        message = f"{_count(estimate.cordoned_pods, 'pod')} cordoned before still finish their requests."
+        message = f"{_count(estimate.cordoned_pods, 'cordoned pod')} must finish their requests first."
         return case.hold("Demand", "VictimDraining", message, "Step")
     if case.now - case.history.started_at < seconds:
         message = f"The operator has watched for less than the {seconds} s that shrinking looks back."
@@ -358,6 +358,6 @@ def _demand_sentence(case: _Case) -> str:
     estimate = case.estimate
     growth = f" and {estimate.growth_blocks} more are on their way" if estimate.growth_blocks else ""
     return (
-        f"Requests need {_count(estimate.demand_blocks, 'KV block')}{growth}; "
-        f"{_count(estimate.ready_pods, 'ready pod')} have {estimate.ready_pods * estimate.blocks_per_pod}."
+        f"Requests need {_count(estimate.demand_blocks, 'KV block')}{growth}, of "
+        f"{estimate.ready_pods * estimate.blocks_per_pod} on {_count(estimate.ready_pods, 'ready pod')}."
     )
