@@ -11,8 +11,8 @@ preempted for its own sake either: it keeps its blocks and waits for a step, bec
 Each running sequence planned later keeps one token of the budget reserved, so that a long prompt chunk never makes
 a decoding sequence miss a step.
 
-Drafts are guessed only for a sequence whose tokens are all known. Progress counts them, so a sequence with drafts in
-flight has nothing left to plan before their commit: with two plans in flight it is computed in every other step.
+Drafts are guessed from known tokens only. With a draft source a sequence is therefore not planned while a token of its
+own is in flight: with two plans in flight it is computed in every other step, several tokens at a time.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Scheduler(Lifecycle):
             sequence = self.running[index]
             index += 1
             count = min(sequence.num_remaining, step.budget - (len(self.running) - index))
-            if count <= 0:
+            if count <= 0 or (self._propose and sequence.num_placeholders):
                 continue
             end = sequence.num_computed + count
             if not self.kv.can_grow(sequence, end):
                 everybody_served = False
                 if not self._make_room(sequence, end):
                     break
-            drafts = self._drafts(step, sequence, count, later=len(self.running) - index) if self._propose else ()
+            drafts = self._drafts(step, sequence, count, later=len(self.running) - index)
             self._grow(step, sequence, end + len(drafts))
             self._append_row(step, sequence, count, drafts)
         return everybody_served
@@ -97,7 +97,7 @@ class Scheduler(Lifecycle):
 
     def _drafts(self, step: StepBuilder, sequence: Sequence, count: int, later: int) -> tuple[int, ...]:
         """Guess what follows, for a sequence that samples next and whose tokens are all known. Preempts nobody."""
-        if self._propose is None or sequence.num_placeholders or sequence.num_remaining != 1:
+        if self._propose is None or sequence.num_remaining != 1:
             return ()
         room = min(self.config.max_drafts, step.budget - count - later, sequence.max_len - len(sequence.tokens) - 1)
         drafts = tuple(self._propose(sequence.tokens)[:room]) if room > 0 else ()

@@ -15,7 +15,7 @@ from octavo_engine.core.config import SchedulerConfig
 from octavo_engine.core.kv import NO_BLOCK
 from octavo_engine.core.lifecycle import Lifecycle, StepBuilder
 from octavo_engine.core.limits import peak_blocks
-from octavo_engine.core.sequence import Sequence, State
+from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.step import Row
 
 
@@ -79,14 +79,15 @@ class StaticScheduler(Lifecycle):
         return count, max(0, width - count)
 
     def _decode(self, step: StepBuilder) -> None:
-        """Plan one token of every row; the finished ones are computed too, as long as one is not."""
+        """Plan one token of every row; those that have ended are computed too, as long as one has not."""
         for sequence in self.running:
             if sequence.num_remaining > 0:
                 self._compute(step, sequence, sequence.num_remaining)
         if not step.rows:
             return
+        live = {row.sequence for row in step.rows}
         for sequence in self._batch:
-            if sequence.state is State.FINISHED and sequence.num_computed and not sequence.failed:
+            if sequence.id not in live and sequence.num_computed and not sequence.failed:
                 start = sequence.num_computed - 1
                 row = Row(sequence.slot, sequence.id, start, 1, True, adapter=sequence.adapter, discard=True)
                 self._append(step, sequence, row)
