@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -59,6 +60,9 @@ CONSTRUCTED = (
     "{% for message in messages %}{{ '<|im_' + ('start' if message.role == 'user' else 'end') + '|>' }}"
     "{{ message.content }}{% endfor %}"
 )
+
+SCRIPTED = load_tokenizer("scripted://")
+PIECES = ["<|im_start|>", "<|im_end|>", "<|im_", "start|>", "user", "\n", "x", " ", "<|", "|>"]
 
 
 def turns(*roles: str, texts: tuple[str, ...] = TEXTS, start: int = 0) -> list[dict[str, Any]]:
@@ -128,19 +132,30 @@ def rendered_by(reference: Any, chat: list[dict[str, Any]], source: str) -> tupl
         return "", str(error)
 
 
-@given(
-    st.lists(
-        st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "start|>", "user", "\n", "x", " ", "<|", "|>"]),
-        max_size=8,
-    )
-)
+@given(st.lists(st.sampled_from(PIECES), max_size=8))
 @settings(max_examples=200, deadline=None)
 def test_no_message_adds_a_control_token(pieces: list[str]) -> None:
-    model = load_tokenizer("scripted://")
+    model = SCRIPTED
     chat = [{"role": "user", "content": "".join(pieces)}, {"role": "assistant", "content": "".join(reversed(pieces))}]
     ids = model.encode_chat(chat)
     assert [token for token in ids if token in model.control_ids] == [257, 258, 257, 258, 257]
     assert model.decode(ids, skip_special=False) == model.render_chat(chat)
+
+
+@cache
+def compiled(source: str) -> tuple[ControlTokens, ChatTemplate]:
+    control = ControlTokens({"<|im_start|>": 1, "<|im_end|>": 2, "<file_sep>": 3, "<repo_name>": 4})
+    return control, ChatTemplate(source, control, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
+
+
+@pytest.mark.parametrize("source", [MARKUP, NAMESPACES, MACROS, CONSTRUCTED])
+@given(st.lists(st.sampled_from([*PIECES, "</think>", "<think>", "\r"]), max_size=8))
+@settings(max_examples=80, deadline=None)
+def test_a_template_writes_as_many_control_tokens_whatever_it_is_told(source: str, pieces: list[str]) -> None:
+    control, template = compiled(source)
+    told = [{"role": "user", "content": "".join(pieces)}, {"role": "assistant", "content": "".join(reversed(pieces))}]
+    quiet = [{**message, "content": "x"} for message in told]
+    assert control.count(template.render(told)) == control.count(template.render(quiet))
 
 
 # What a template does with each message, what the message holds, and how many control tokens the template wrote.
