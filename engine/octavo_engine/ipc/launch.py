@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -23,10 +24,12 @@ def launch_engine(config: EngineConfig) -> subprocess.Popen[bytes]:
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("Start the engine from the main thread: it dies with the thread that started it.")
-    process = subprocess.Popen([sys.executable, "-m", ENGINE_MODULE], stdin=subprocess.PIPE, close_fds=True)
+    # -P: the working folder is no place to import from.
+    process = subprocess.Popen([sys.executable, "-P", "-m", ENGINE_MODULE], stdin=subprocess.PIPE, close_fds=True)
     stdin = process.stdin
     if stdin is None:
         raise RuntimeError("The engine process has no standard input.")
-    with stdin:
+    # An engine that died at once is noticed by whoever watches the process, as any other death is.
+    with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(msgspec.json.encode(msgspec.structs.replace(config, parent_pid=os.getpid())))
     return process
