@@ -101,6 +101,22 @@ def test_a_message_wakes_an_idle_engine_at_once():
     assert min(waits) < 0.1  # a tick would have woken it after up to 0.5 s
 
 
+def test_a_flood_of_long_prompts_does_not_hold_up_a_running_stream():
+    with engine(max_model_len=8192, max_queue_requests=400) as client:
+        client.submit(0, prompt_of(0), max_tokens=4000)
+        client.until(lambda: client.tokens.get((0, 0)))
+        for request in range(1, 301):
+            client.submit(request, prompt_of(request, 7000), max_tokens=1)
+        client.until(lambda: client.snapshot.received > 1)
+        before = len(client.tokens[0, 0])
+        client.until(lambda: client.snapshot.received == 301)
+        assert len(client.tokens[0, 0]) - before >= 5
+        client.abort(0)
+        for request in range(1, 301):
+            client.abort(request)
+        client.wait_finished(*((request, 0) for request in range(301)))
+
+
 # --- ending -----------------------------------------------------------------------------------------------------
 def test_aborts_end_one_choice_or_all_and_unknown_ones_are_no_error(depth):
     with engine("scripted://?eos=0&step=5ms", depth=depth) as client:

@@ -17,6 +17,8 @@ from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.launch import launch_engine
 from octavo_engine.ipc.messages import Failed, Loaded, Progress, SamplingParams, Shutdown, Step, StopRule, Submit
 from octavo_engine.ipc.transport import ServerEndpoint
+from tests.worker.backends import BACKENDS, write_random_llama
+from tests.worker.driver import Driver
 
 SCRIPTED = "scripted://?eos=0&blocks=32"
 
@@ -69,6 +71,21 @@ def test_it_loads_answers_and_leaves():
         assert process.wait(timeout=10) == 0
 
 
+def test_a_real_model_answers_as_its_runner_does_alone(tmp_path):
+    write_random_llama(tmp_path)
+    driver = Driver(BACKENDS["reference"]())
+    text = driver.generate(driver.live([1, 2, 3], seed=1, temperature=0.0), 8)
+    with engine(str(tmp_path), kv_cache_memory=1 << 20, max_num_seqs=4, dtype="float32") as (_, endpoint, receive):
+        loaded = until(receive, Loaded)
+        assert (loaded.backend, loaded.dtype, loaded.quantization) == ("reference", "float32", "F32")
+        # 2 layers of keys and values, 2 heads of 16 float32 for each of 16 tokens
+        assert loaded.num_blocks == (1 << 20) // (2 * 2 * 2 * 16 * 4 * 16)
+        assert loaded.max_model_len == 256
+        assert loaded.eos_token_ids == (2,)
+        submit(endpoint, 1, [1, 2, 3])
+        assert answer(receive, 1) == text
+
+
 def test_it_never_loads_torch_with_the_scripted_model():
     with engine() as (process, endpoint, receive):
         until(receive, Loaded)
@@ -104,6 +121,7 @@ def test_signals_are_the_api_process_business():
         (SCRIPTED, {"max_model_len": 513}, "Use --max-model-len 512 or less"),
         (SCRIPTED, {"max_model_len": 9999}, "use 8192 or less"),
         (SCRIPTED, {"max_num_batched_tokens": 4, "max_num_seqs": 8}, "--max-num-batched-tokens"),
+        (SCRIPTED, {"block_size": 32}, "write block_size=32"),
         (SCRIPTED, {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ("/nowhere/model.gguf", {}, "There is no model at /nowhere/model.gguf"),
     ],

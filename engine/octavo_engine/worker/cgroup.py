@@ -48,7 +48,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def compute_threads(root: Path = Path("/")) -> int:
-    """Return how many threads may compute: whole CPUs of quota and affinity mask, at least one."""
+    """Return how many threads may compute: the CPUs of quota (rounded) and affinity mask, at least one."""
     cpus = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     return max(1, cpus if quota is None else min(cpus, int(quota + 0.5)))

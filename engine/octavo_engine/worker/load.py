@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from octavo_engine.contract import BLOCK_SIZE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.worker.executable import Executable
 from octavo_engine.worker.sizing import StartError
@@ -56,6 +57,10 @@ def _load_scripted(config: EngineConfig, report: Report) -> LoadedModel:
 
     report("reading the script", 0.0)
     executable = build_scripted(config.model)
+    if config.block_size not in (BLOCK_SIZE, executable.layout.block_size):
+        raise StartError(
+            f"A scripted model's block size stands in its URI: write block_size={config.block_size} there."
+        )
     return LoadedModel(
         executable=executable,
         max_model_len=executable.max_position,

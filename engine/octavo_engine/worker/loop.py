@@ -24,6 +24,8 @@ from octavo_engine.worker.runner import StepError
 
 TICK_SECONDS: Final = 0.5
 """Between two messages at the most; the promise is one a second."""
+TAKE_SECONDS: Final = 0.01
+"""For taking messages between two steps; what is left waits for the next turn."""
 STEP_FAILED: Final = "The engine failed while computing this request."
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EngineLoop:
         self._step_timeout_seconds = step_timeout_seconds
         self._requests = RequestTable()
         self._in_flight: deque[tuple[StepPlan, Future[Executed]]] = deque()
+        self._backlog: deque[ToEngine] = deque()
         self._outputs: list[TokensOut] = []
         self._received = 0
         self._news = True
@@ -79,8 +82,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until `Shutdown`. Raises whatever leaves the engine in no state to go on."""
         while not self._stopping:
-            for message in self._endpoint.poll(self._patience()):
-                self._take(message)
+            self._take_messages()
             while len(self._in_flight) < self._depth and (plan := self._scheduler.schedule()) is not None:
                 self._in_flight.append((plan, self._executor.submit(plan)))
             # Told only now: the executor computes the next step while the last one's outputs are written.
@@ -90,10 +92,20 @@ class EngineLoop:
                 self._finish_oldest()
 
     def _patience(self) -> float:
-        """How long to wait for a message: not at all while there is something to commit or to say."""
-        return 0.0 if self._in_flight or self._news else max(0.0, self._until_tick())
+        """How long to wait for a message: not at all while there is something to commit, to say or to take."""
+        busy = self._in_flight or self._news or self._backlog
+        return 0.0 if busy else max(0.0, self._until_tick())
 
     # --- messages -----------------------------------------------------------------------------------------------
+    def _take_messages(self) -> None:
+        """Take messages in order, for a bounded time: a flood of long prompts must not hold up running streams."""
+        self._backlog += self._endpoint.poll(self._patience())
+        deadline = time.monotonic() + TAKE_SECONDS
+        while self._backlog and not self._stopping:
+            self._take(self._backlog.popleft())
+            if time.monotonic() > deadline:
+                break
+
     def _take(self, message: ToEngine) -> None:
         match message:
             case Submit():
