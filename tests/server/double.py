@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,7 @@ from octavo_engine.server.lifecycle import Lifecycle
 from octavo_engine.server.prepare import prepare
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.state import ServerState
-from octavo_engine.server.tokenizer import TextModel
-from octavo_engine.server.tokenizer.control import ControlTokens
-from octavo_engine.server.tokenizer.scripted import CONTROL, END_OF_TEXT, TEMPLATE
-from octavo_engine.server.tokenizer.vocabulary import Vocabulary
+from octavo_engine.server.tokenizer import TextModel, scripted
 from tests.server.launch import NO_TLS, free_port, wait_until
 
 EOS = 256
@@ -37,25 +35,12 @@ FIRST_PIECE = 1000
 """Ids from here on are the test's own pieces; 0 to 255 are bytes, 256 to 258 control tokens."""
 
 
-class _Bytes:
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-
-def text_model(pieces: Sequence[bytes], template: str = TEMPLATE) -> TextModel:
+def text_model(pieces: Sequence[bytes], template: str = scripted.TEMPLATE) -> TextModel:
     """Return a vocabulary of bytes, ChatML's control tokens, and `pieces` from FIRST_PIECE on."""
-    table = [bytes([byte]) for byte in range(256)] + [text.encode() for text in CONTROL]
+    vocabulary = scripted.load("scripted://")
+    table = [*vocabulary.token_bytes]
     table += [b""] * (FIRST_PIECE - len(table)) + list(pieces)
-    return TextModel(
-        Vocabulary(
-            backend=_Bytes(),
-            token_bytes=table,
-            special=frozenset(CONTROL.values()),
-            control=ControlTokens(CONTROL),
-            eos_token_ids=(END_OF_TEXT,),
-            chat_template=template,
-        )
-    )
+    return TextModel(dataclasses.replace(vocabulary, token_bytes=table, chat_template=template))
 
 
 @dataclass
@@ -184,7 +169,7 @@ class Double:
 def double(
     script: Script,
     pieces: Sequence[bytes] = (),
-    template: str = TEMPLATE,
+    template: str = scripted.TEMPLATE,
     max_model_len: int = 256,
     wrap: Callable[[Any], Any] = lambda application: application,
     **settings: Any,
