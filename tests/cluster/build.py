@@ -129,26 +129,28 @@ def compile_go(go: str, binary: Binary, partial: Path, step: Step) -> None:
     verb = ["install"] if binary.version else ["build", "-o", str(output / binary.name)]
     flags = ["-v", "-ldflags", f"-s -w {binary.ldflags}".strip(), *(["-tags", binary.tags] if binary.tags else [])]
     log = partial / f"{binary.name}.log"
-    with log.open("w") as lines:
-        process = subprocess.Popen(
-            [go, *verb, *flags, binary.target],
+    command = [go, *verb, *flags, binary.target]
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(
+            command,
             cwd=HERE / "go" / binary.module,
             env=environment,
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )
+        ) as process,
+    ):
         assert process.stdout
         try:
             for line in process.stdout:
                 lines.write(line)
                 step.advance()
-            code = process.wait()
         except BaseException:
             process.kill()
-            process.wait()
             raise
+    code = process.returncode
     if code:
         raise ClusterError(f"building {binary.name} failed; {tail(log)}")
     (output / binary.name).rename(partial / "bin" / binary.name)

@@ -10,6 +10,7 @@ from .layout import (
     DNS_SERVICE_IP,
     DOMAIN,
     GROUP,
+    POD_CIDR,
     Layout,
     Node,
 )
@@ -105,6 +106,22 @@ def kubelet(layout: Layout, node: Node) -> str:
             "tlsCertFile": f"{certificate}.crt",
             "tlsPrivateKeyFile": f"{certificate}.key",
             "volumePluginDir": f"{node.run}/volume-plugins",
+        }
+    )
+
+
+def kube_proxy(layout: Layout, node: Node) -> str:
+    """Rules are written 0.1 s after a change, not after 1 s: tests wait for them often, and there are few."""
+    return dump(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "clientConnection": {"kubeconfig": f"{layout.pki}/kube-proxy.kubeconfig"},
+            "clusterCIDR": POD_CIDR,
+            "conntrack": {"maxPerCore": 0, "min": 0},
+            "hostnameOverride": node.name,
+            "mode": "nftables",
+            "nftables": {"minSyncPeriod": "100ms", "syncPeriod": "30s"},
         }
     )
 

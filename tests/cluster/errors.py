@@ -7,9 +7,9 @@ class ClusterError(Exception):
     """Shown to a person as it is, without a traceback."""
 
 
-def tail(log: Path, lines: int = 25) -> str:
+def tail(log: Path, lines: int = 15) -> str:
     """The end of a log, for an error message that names it."""
     if not log.exists():
         return f"{log} does not exist"
     text = log.read_text(errors="replace").splitlines()[-lines:]
-    return f"the end of {log}:\n" + "\n".join(f"  {line[:400]}" for line in text)
+    return f"the end of {log}:\n" + "\n".join(f"  {line[:300]}" for line in text)

@@ -1,6 +1,6 @@
 """What a cluster can leave on a machine, listed; empty after `down`, whatever happened before.
 
-`of_clusters` names what can only be a cluster's. `everything` is the machine's whole state of the kinds a cluster
+`leftovers` names what can only be a cluster's. `everything` is the machine's whole state of the kinds a cluster
 touches: equal before and after proves that nothing was left that nobody thought of.
 """
 
@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 from . import cgroups
-from .build import cache_dir
 from .layout import clusters_dir
 
 HOST_FOLDERS = (
@@ -35,15 +34,18 @@ KERNEL_SETTINGS = (
 
 def leftovers(name: str = "") -> list[str]:
     """One line for each thing of the cluster `name`, or of any cluster, that is still there."""
-    group, run = f"octavo-{name}" if name else "octavo-", clusters_dir() / name
-    marks = (str(run), str(cache_dir()))
-    found = [
-        f"process {pid}: {command}" for pid, command in processes() if command.startswith(marks) or str(run) in command
-    ]
-    found += [f"mount {line.split()[4]}" for line in mounts() if str(run) in line]
-    found += [f"control group {path}" for path in control_groups() if path.name.startswith(group)]
-    found += [f"folder {run}"] if run.exists() else []
+    run = f"{clusters_dir() / name}/" if name else str(clusters_dir())
+    inside = {pid for group in groups_of(name) for pid in cgroups.processes(group.name)}
+    found = [f"process {pid}: {command[:160]}" for pid, command in processes() if pid in inside or run in command]
+    found += [f"mount {line.split()[4]}" for line in mounts() if run in line]
+    found += [f"control group {path}" for path in groups_of(name)]
+    found += [f"folder {run}"] if Path(run).exists() else []
     return found
+
+
+def groups_of(name: str) -> list[Path]:
+    """The control groups of the cluster `name`; of every cluster, if empty."""
+    return [g for g in control_groups() if g.name == f"octavo-{name}" or (not name and g.name.startswith("octavo-"))]
 
 
 def everything() -> dict[str, set[str]]:
@@ -92,12 +94,12 @@ def processes() -> list[tuple[int, str]]:
 
 def network_namespaces() -> set[str]:
     """Those with a process in them that belongs to no cluster."""
-    ours = {pid for path in control_groups() if path.name.startswith("octavo-") for pid in cgroups.processes(path.name)}
+    ours = {pid for group in groups_of("") for pid in cgroups.processes(group.name)}
     found = set()
     for pid, _ in processes():
         if pid not in ours:
             try:
                 found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended while we looked, or it is guarded even from root: not one that we started
     return found

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from . import cgroups, control, programs
 from .boot import Boot
@@ -28,8 +28,6 @@ from .errors import ClusterError
 from .layout import Layout, clusters_dir
 from .progress import Steps
 from .render import render
-
-_started: list[subprocess.Popen[bytes]] = []  # to be reaped by this process if it is also the one that stops them
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,9 @@ def up(layout: Layout, built: Built, options: Options) -> bool:
         try:
             with open("/proc/self/ns/net", "rb") as host_netns, Steps() as steps:
                 render(layout, built, {**facts, "host_netns": host_netns.fileno()})
-                process = spawn(layout, host_netns.fileno())
-                Boot(layout, built, facts).everything(steps)
-            control.ask(layout.control_socket, "keep")
-            assert process.stdin
-            process.stdin.close()
+                with spawn(layout, host_netns.fileno()):
+                    Boot(layout, built, facts).everything(steps)
+                    control.ask(layout.control_socket, "keep")
         except ClusterError:
             kill(layout)  # the logs stay until the next up or down
             raise
@@ -120,8 +116,6 @@ def kill(layout: Layout, patience: float = 30) -> None:
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for child in _started:
-            child.poll()
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"processes {sorted(alive)} of cluster {layout.name!r} survive SIGKILL; see `ps` and dmesg"
@@ -129,29 +123,26 @@ def kill(layout: Layout, patience: float = 30) -> None:
         time.sleep(0.02)
 
 
-def spawn(layout: Layout, host_netns: int) -> subprocess.Popen[bytes]:
-    """The supervisor, in the cluster's control group and namespaces; it lives at first only while we hold its stdin."""
+def spawn(layout: Layout, host_netns: int) -> IO[bytes]:
+    """Start the supervisor in the cluster's control group and namespaces; it lives at first only while the file is.
+
+    `setsid --fork` leaves it to the system's first process, which reaps it whenever it dies.
+    """
     enter = "".join(f"echo $$ > '{path}'; " for path in cgroups.create(layout.cgroup))
-    command = [
-        *programs.UNSHARE,
-        "--net",
-        "--uts",
-        "--ipc",
-        "--cgroup",
-        *programs.supervise(sys.executable, layout.spec),
-    ]
-    with (layout.logs / "supervisor.log").open("ab") as log:
-        process = subprocess.Popen(
-            ["sh", "-ec", f'{enter} exec "$@"', "octavo-cluster", *command],
-            stdin=subprocess.PIPE,
+    namespaces = [*programs.UNSHARE, "--net", "--uts", "--ipc", "--cgroup"]
+    command = [*namespaces, *programs.supervise(sys.executable, layout.spec)]
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stdin, (layout.logs / "supervisor.log").open("ab") as log:
+        subprocess.run(
+            ["setsid", "--fork", "sh", "-ec", f'{enter} exec "$@"', "octavo-cluster", *command],
+            stdin=stdin,
             stdout=log,
             stderr=log,
             cwd="/",
-            start_new_session=True,
             pass_fds=[host_netns],
+            check=True,
         )
-    _started.append(process)
-    return process
+    return os.fdopen(writing, "wb")
 
 
 def free_port() -> int:

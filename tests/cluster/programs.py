@@ -3,22 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from .layout import API_URL, CONTROL_IP, DOMAIN, POD_CIDR, SERVICE_CIDR, Layout, Node
+from .layout import API_URL, CONTROL_IP, DOMAIN, SERVICE_CIDR, Layout, Node
 
 QPS = ["--kube-api-qps=200", "--kube-api-burst=400"]
-
-
-def _kube_proxy(layout: Layout, node: Node, kube: str) -> list[str]:
-    return [
-        kube,
-        "kube-proxy",
-        f"--kubeconfig={layout.pki}/kube-proxy.kubeconfig",
-        f"--hostname-override={node.name}",
-        "--proxy-mode=nftables",
-        f"--cluster-cidr={POD_CIDR}",
-        "--conntrack-max-per-core=0",
-        "--conntrack-min=0",
-    ]
 
 
 def control_programs(layout: Layout, binaries: Path, options: dict[str, Any]) -> dict[str, list[str]]:
@@ -95,7 +82,7 @@ def control_programs(layout: Layout, binaries: Path, options: dict[str, Any]) ->
             *QPS,
         ],
         # The control plane's own view of cluster addresses, for the relay; it passes for node1's proxy.
-        "kube-proxy": _kube_proxy(layout, layout.nodes[0], kube),
+        "kube-proxy": [kube, "kube-proxy", f"--config={layout.run}/kube-proxy.yaml"],
         "relay": [
             kube,
             "relay",
@@ -135,7 +122,7 @@ def node_programs(layout: Layout, node: Node, binaries: Path, options: dict[str,
             f"--root-dir={node.run}/kubelet",
             f"--cert-dir={node.run}/kubelet/pki",
         ],
-        "kube-proxy": _kube_proxy(layout, node, kube),
+        "kube-proxy": [kube, "kube-proxy", f"--config={node.run}/kube-proxy.yaml"],
         "kube-router": [
             str(binaries / "kube-router"),
             f"--kubeconfig={layout.pki}/kube-router.kubeconfig",

@@ -22,6 +22,7 @@ def render(layout: Layout, built: Built, options: dict[str, Any]) -> None:
             "admission.yaml": config.admission(),
             "audit-policy.yaml": config.audit_policy(),
             "network-control": namespaces.control_network(),
+            "kube-proxy.yaml": config.kube_proxy(layout, layout.nodes[0]),
             "nodes.yaml": config.node_manifests(layout),
             "etc/resolv.conf": config.resolv_conf(),
             "supervisor.json": control_spec(layout, built, options),
@@ -39,6 +40,7 @@ def render_node(layout: Layout, node: Node, built: Built, options: dict[str, Any
         node.run,
         {
             "containerd.toml": config.containerd(node, built.binaries),
+            "kube-proxy.yaml": config.kube_proxy(layout, node),
             "kubelet.yaml": config.kubelet(layout, node),
             "cni/10-kube.conflist": config.pod_network(node),
             "network-control": namespaces.node_link(node),

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster.cluster import LocalCluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.pods import PORT, probe_pod, service
+from tests.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -22,6 +23,8 @@ def web(local_cluster: LocalCluster, namespace: str) -> str:
     """A namespace with a pod and a Service named web."""
     local_cluster.apply([probe_pod("web", namespace), service("web", namespace)])
     local_cluster.wait("pod/web", "condition=Ready", namespace)
+    with httpx.Client(proxy=local_cluster.proxy_url) as client:  # Ready comes before the Service's rules
+        wait_until(lambda: client.get(f"http://web.{namespace}/").status_code == 200, 20, "the Service web answers")
     return namespace
 
 
