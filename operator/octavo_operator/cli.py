@@ -46,6 +46,8 @@ def operator(
     from octavo_operator.runtime import run
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A line per event and handler says nothing: the reconciler logs what it changed.
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     config = Config(
         engine=EngineDefaults(engine_image, engine_image_pull_policy, engine_libraries_claim or None),
         namespaces=tuple(namespaces or ()),

@@ -123,3 +123,43 @@ class Services:
     def settled(self, name: str = "demo") -> bool:
         resource = self.get(name)
         return (resource.get("status") or {}).get("observedGeneration") == resource["metadata"]["generation"]
+
+    def bury(self) -> None:
+        """Finish the deletion of pods, as the kubelet would after their containers ended."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        for pod in self.api.items(path):
+            if pod["metadata"].get("deletionTimestamp"):
+                self.api.call("DELETE", f"{path}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+
+    def write_status(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
+        """Say about a pod what the kubelet would."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
+        self.api.merge(path, {"status": status})
+
+    def make_ready(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` assigned pods and make them Ready at an address where nobody answers."""
+
+        def assigned() -> list[dict[str, Any]]:
+            found = [pod for pod in self.pods() if pod["spec"].get("nodeName")]
+            return found if len(found) >= count else []
+
+        pods = eventually(assigned, f"{count} assigned pods")
+        for pod in pods:
+            container = {
+                "name": "engine",
+                "image": "i",
+                "imageID": "",
+                "restartCount": 0,
+                "ready": True,
+                "started": True,
+            }
+            self.write_status(
+                pod,
+                {
+                    "phase": "Running",
+                    "podIP": "127.0.0.1",
+                    "conditions": [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")],
+                    "containerStatuses": [{**container, "ready": True, "started": True, "state": {"running": {}}}],
+                },
+            )
+        return pods

@@ -16,6 +16,8 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS: Final = 5.0
 """Of one request: shorter than what a lease has left when its holder stops writing (`leadership.py`)."""
 _APPLY: Final = "application/apply-patch+yaml"
+_UNTYPED: Final = "failed to create typed patch object"
+"""How the API server refuses an applied object with unknown fields: as an internal error."""
 _MERGE: Final = "application/merge-patch+json"
 
 
@@ -111,4 +113,7 @@ def _error(status: int, text: str) -> ApiError:
         return ApiError(status, "Unknown", text[:500])
     if not isinstance(answer, dict):
         return ApiError(status, "Unknown", text[:500])
-    return ApiError(status, str(answer.get("reason") or "Unknown"), str(answer.get("message") or text[:500]))
+    message = str(answer.get("message") or text[:500])
+    if status == 500 and message.startswith(_UNTYPED):
+        return ApiError(422, "Invalid", message)
+    return ApiError(status, str(answer.get("reason") or "Unknown"), message)

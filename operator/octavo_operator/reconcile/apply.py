@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from typing import Final, NamedTuple
 
 from octavo_engine import contract
 from octavo_operator.kube.client import ApiError, Client, Object
 from octavo_operator.kube.resources import Resource, resource_of
 from octavo_operator.plan.children import Children, Manifest
 from octavo_operator.reconcile.conditions import Trouble
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Applied(NamedTuple):
@@ -75,6 +78,10 @@ class Applier:
         self, resource: Resource, manifest: Manifest, live: Object | None, *, dry_run: bool = False
     ) -> Object:
         """Apply: an absent object without force; our own with force, and with its UID as a precondition."""
+        metadata = manifest["metadata"]
+        if not dry_run:
+            verb = "creating" if live is None else "updating"
+            _LOG.info("%s/%s: %s %s", metadata["namespace"], metadata["name"], verb, manifest["kind"])
         if live is None:
             return await self._client.apply(resource, manifest, force=False, dry_run=dry_run)
         body = {**manifest, "metadata": {**manifest["metadata"], "uid": live["metadata"]["uid"]}}

@@ -65,13 +65,13 @@ def build_registry(
         session = open_session(credentials, fence, pulse)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
-    @kopf.daemon(*ours, registry=registry, cancellation_timeout=5.0, backoff=RETRY_SECONDS)
+    @kopf.daemon(*ours, registry=registry, id="reconcile", cancellation_timeout=5.0, backoff=RETRY_SECONDS)
     async def reconcile(*, namespace: str | None, name: str, uid: str, stopped: kopf.DaemonStopped, **_: Any) -> None:
         assert namespace is not None
         with wakers.alarm(namespace, names.derived(name)) as wake:
             await _until(stopped, serve(Reconciler(tools, namespace, name, uid), wake))
 
-    @kopf.on.event(*ours, registry=registry)
+    @kopf.on.event(*ours, registry=registry, id="resource-changed")
     async def resource_changed(*, namespace: str | None, name: str, **_: Any) -> None:
         wakers.ring(namespace, names.derived(name))
 
