@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,48 +22,66 @@ from octavo_engine.worker.executable import KVGroup, ModelStep
 
 _MASK: Final = (1 << 64) - 1
 _ODD: Final = 0x9E3779B97F4A7C15
-_LETTERS: Final = np.frombuffer(
-    b"      eeeeeetttttaaaaooooiiinnnssshhrrdlluucmwfygpbvkxjqzETAOINSRHDLU.,,;:!?'()0123456789-\n", dtype=np.uint8
-)
+_LETTERS: Final = b"      eeeeeetttttaaaaooooiiinnnssshhrrdlluucmwfygpbvkxjqzETAOINSRHDLU.,,;:!?'()0123456789-\n"
 """What it writes, in about the proportions of English."""
 _CANDIDATES: Final = 6
+_CLIMB: Final = np.linspace(3.0, 8.0, _CANDIDATES, dtype=np.float32)
 _PEAK: Final = 10.0
 _FLOOR: Final = -30.0
 
-_SLOT: Final = np.dtype([("digest", np.uint64), ("poisoned", np.bool_), ("cursor", np.int32)])
-_NEVER_WRITTEN: Final = np.array((0xDEAD, False, 0), dtype=_SLOT)
+_NEVER_WRITTEN: Final = 0xDEAD
+
+
+class Slots(NamedTuple):
+    """The slots of one KV group, each [num_blocks, block_size].
+
+    digests: uint64. poisoned: bool, the poison was met. cursors: int32, how far the script is.
+    """
+
+    digests: NDArray[np.uint64]
+    poisoned: NDArray[np.bool_]
+    cursors: NDArray[np.int32]
 
 
 class ScriptedKV:
-    """`KVLayout` of one slot record per token: the digest, whether the poison was met, how far the script is."""
+    """`KVLayout` of a digest and two marks per token."""
 
     def __init__(self, block_size: int, windows: Sequence[int]) -> None:
         """Describe the cache; `allocate` makes it."""
         self.block_size = block_size
-        self.groups = tuple(KVGroup(window, block_size * _SLOT.itemsize) for window in windows)
-        self.slots: list[NDArray[Any]] = []
-        """Per group, a record per slot [num_blocks * block_size]."""
+        self.groups = tuple(KVGroup(window, block_size * (8 + 1 + 4)) for window in windows)
+        self.slots: list[Slots] = []
+        """One per group."""
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
         """Allocate the slots, filled with what no context ever makes."""
-        self.slots = [np.full(count * self.block_size, _NEVER_WRITTEN) for count in num_blocks]
+        shapes = [(count, self.block_size) for count in num_blocks]
+        self.slots = [
+            Slots(
+                np.full(shape, _NEVER_WRITTEN, dtype=np.uint64),
+                np.zeros(shape, dtype=np.bool_),
+                np.zeros(shape, dtype=np.int32),
+            )
+            for shape in shapes
+        ]
 
     def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target), in order."""
-        blocks = self._blocks(group)
-        for source, target in pairs:
-            blocks[target] = blocks[source]
+        for plane in self.slots[group]:
+            for source, target in pairs:
+                plane[target] = plane[source]
 
     def export_block(self, group: int, block: int) -> bytes:
-        """Return one block's records."""
-        return bytes(self._blocks(group)[block].tobytes())
+        """Return one block's planes, one after the other."""
+        return b"".join(plane[block].tobytes() for plane in self.slots[group])
 
     def import_block(self, group: int, block: int, data: bytes) -> None:
         """Write what `export_block` returned."""
-        self._blocks(group)[block] = np.frombuffer(data, dtype=_SLOT)
-
-    def _blocks(self, group: int) -> NDArray[Any]:
-        return self.slots[group].reshape(-1, self.block_size)
+        start = 0
+        for plane in self.slots[group]:
+            end = start + plane[block].nbytes
+            plane[block] = np.frombuffer(data[start:end], dtype=plane.dtype)
+            start = end
 
 
 class ScriptedPlan(NamedTuple):
@@ -87,6 +105,7 @@ class ScriptedExecutable:
         self.num_blocks = (options.blocks,) * len(windows)
         self.eos_token_ids = (EOS_TOKEN,)
         self._seed = _mix(options.seed, 0, 0)
+        self._weights = 2 * np.arange(options.max_len, dtype=np.uint64) + np.uint64(1)
         self._script = _Script(options.script)
 
     def plan(self, step: ModelStep) -> ScriptedPlan:
@@ -105,26 +124,27 @@ class ScriptedExecutable:
 
     def attend(self, plan: ScriptedPlan, layer: int, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Write the records of the step's tokens into group `layer`, each from the one before it."""
-        step, size, cache = plan.step, self.layout.block_size, self.layout.slots[layer]
+        step, cache = plan.step, self.layout.slots[layer]
         offsets, slots = step.row_offsets.tolist(), step.slots[layer].tolist()
         tokens, positions = step.tokens.tolist(), step.positions.tolist()
         digests = [0] * len(tokens)
-        written: list[tuple[int, bool, int]] = []
         targets: list[int] = []
+        marks: list[tuple[bool, int]] = []
         for row, (first, last) in enumerate(pairwise(offsets)):
-            digest, poisoned, cursor = self._before(layer, step.block_tables[layer][row], positions[first], cache, size)
+            digest, poisoned, cursor = self._before(layer, step.block_tables[layer][row], positions[first], cache)
             for index in range(first, last):
                 if slots[index] < 0:
                     continue
                 token = tokens[index]
-                digest = _mix(digest, token, positions[index])
+                digest = digests[index] = _mix(digest, token, positions[index])
                 poisoned = poisoned or token == self.options.nan_token
                 cursor = self._script.advance(cursor, token)
-                digests[index] = digest
                 targets.append(slots[index])
-                written.append((digest, poisoned, cursor))
-        cache[targets] = np.array(written, dtype=_SLOT)
+                marks.append((poisoned, cursor))
         x[layer] = digests
+        cache.digests.reshape(-1)[targets] = x[layer, step.slots[layer] >= 0]
+        cache.poisoned.reshape(-1)[targets] = [poisoned for poisoned, _ in marks]
+        cache.cursors.reshape(-1)[targets] = [cursor for _, cursor in marks]
         return x
 
     def mlp(self, plan: ScriptedPlan, layer: int, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -143,31 +163,31 @@ class ScriptedExecutable:
             time.sleep(remaining)  # the stated time of the step, not a wait for anything
         return logits
 
-    def _before(
-        self, layer: int, table: NDArray[np.int32], position: int, cache: NDArray[Any], size: int
-    ) -> tuple[int, bool, int]:
-        """Return the record before `position`, read through the block table."""
+    def _before(self, layer: int, table: NDArray[np.int32], position: int, cache: Slots) -> tuple[int, bool, int]:
+        """Return the digest and the marks before `position`, read through the block table."""
         if position == 0:
             return _mix(self._seed, layer, 0), False, 0
-        record = cache[int(table[(position - 1) // size]) * size + (position - 1) % size]
-        return int(record["digest"]), bool(record["poisoned"]), int(record["cursor"])
+        index, offset = divmod(position - 1, self.layout.block_size)
+        slot = (table[index], offset)
+        return int(cache.digests[slot]), bool(cache.poisoned[slot]), int(cache.cursors[slot])
 
     def _write_logits(self, logits: NDArray[np.float32], step: ModelStep, row: int, position: int) -> None:
         state, poisoned, cursor = self._seed, False, 0
+        size = self.layout.block_size
+        block, offset = divmod(position, size)
         for cache, group, tables in zip(self.layout.slots, self.layout.groups, step.block_tables, strict=True):
+            table = tables[row]
             first = max(0, position - group.window + 1) if group.window else 0
-            seen = np.arange(first, position + 1)
-            size = self.layout.block_size
-            records = cache[tables[row][seen // size].astype(np.int64) * size + seen % size]
-            weights = (2 * seen + 1).astype(np.uint64)
-            state = _mix(state, int((records["digest"] * weights).sum()), position)
-            poisoned, cursor = bool(records["poisoned"][-1]), int(records["cursor"][-1])
+            seen = cache.digests[table[first // size : block + 1]].reshape(-1)
+            seen = seen[first % size : first % size + position + 1 - first]
+            state = _mix(state, int(seen @ self._weights[first : position + 1]), position)
+            poisoned, cursor = bool(cache.poisoned[table[block], offset]), int(cache.cursors[table[block], offset])
         if poisoned:
             logits[:] = np.nan
             return
-        alternatives = _LETTERS[np.array([(state >> (8 * n)) % len(_LETTERS) for n in range(_CANDIDATES)])]
-        logits[alternatives[::-1]] = np.linspace(3.0, 8.0, _CANDIDATES, dtype=np.float32)
-        logits[self._next_token(state, cursor, int(alternatives[0]))] = _PEAK
+        letters = [_LETTERS[(state >> (8 * n)) % len(_LETTERS)] for n in range(_CANDIDATES)]
+        logits[letters[::-1]] = _CLIMB
+        logits[self._next_token(state, cursor, letters[0])] = _PEAK
 
     def _next_token(self, state: int, cursor: int, letter: int) -> int:
         if self.options.script:
