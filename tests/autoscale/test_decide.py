@@ -126,6 +126,11 @@ def test_no_more_is_asked_of_a_cluster_without_room() -> None:
     assert "1 pod cannot be scheduled" in decision.message
 
 
+def test_a_fleet_that_was_granted_and_has_no_room_says_so() -> None:
+    point = moment(ready_pods=2, unschedulable_pods=1, demand_blocks=2300, queued_requests=3, running_requests=5)
+    assert brief(answer(point, past(point, desired=3))) == (3, "Demand", "CapacityUnavailable", "Capacity")
+
+
 def test_pods_that_cannot_be_scheduled_do_not_stop_a_fleet_from_shrinking() -> None:
     point = moment(ready_pods=1, unschedulable_pods=3, demand_blocks=100)
     assert answer(point, past(point, desired=4)).replicas_to == 3
@@ -219,6 +224,12 @@ def test_several_may_go_where_the_policy_says_so_but_only_as_far_as_demand_allow
     policy = replace(POLICY, scale_down=ScaleDown(max_pods=4))
     assert answer(moment(ready_pods=8), policy=policy).replicas_to == 4
     assert answer(moment(ready_pods=8, **{**BUSY, "demand_blocks": 3500}), policy=policy).replicas_to == 6
+
+
+def test_nothing_goes_that_the_trend_would_call_back() -> None:
+    point = moment(ready_pods=3, demand_blocks=1100, running_requests=9)
+    assert answer(point).replicas_to == 2
+    assert brief(answer(replace(point, growth_blocks=600), past(point))) == (3, "Demand", "DemandMet", "None")
 
 
 # --- Zero -------------------------------------------------------------------------------------------------------

@@ -64,6 +64,14 @@ def test_silent_pods_freeze_the_count_and_never_shrink_it(dark: int) -> None:
     assert fleet.state.desired == count == 6
 
 
+def test_a_pod_that_is_gone_leaves_no_sample_behind() -> None:
+    state = ServiceState(desired=2, now=T0)
+    a, b = pod("a"), pod("b")
+    state.observe([sample(a, 900, running=9), sample(b)], [a, b], T0)
+    state.observe([], [replace(a, state=PodState.TERMINATING), b], T0 + 10)
+    assert set(state.samples) == {b.uid}
+
+
 def test_lost_scrapes_do_not_freeze_a_fleet() -> None:
     loss = random.Random(7)
     fleet = Fleet(4, replace(POLICY, min_replicas=1))
