@@ -72,3 +72,24 @@ BACKENDS = {
     "scripted, two KV groups": lambda: build_scripted("scripted://?eos=0&window=24"),
     "reference": _build_reference,
 }
+
+
+class Faulty:
+    """A backend with a fault that a test switches on: not-finite logits for some rows, or a raise."""
+
+    def __init__(self, executable):
+        self._executable = executable
+        self.poison, self.error = [], None
+
+    def __getattr__(self, name):
+        return getattr(self._executable, name)
+
+    def mlp(self, plan, layer, x):
+        if self.error:
+            raise self.error
+        return self._executable.mlp(plan, layer, x)
+
+    def logits(self, plan, x):
+        logits = np.array(self._executable.logits(plan, x))
+        logits[self.poison] = np.nan
+        return logits

@@ -1,8 +1,8 @@
 """The engine loop on a thread, its pipes queues of this process, and a client that keeps what it was told."""
 
 import queue
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,16 +45,24 @@ class Client:
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
         self.snapshot, self.steps = None, 0
 
-    def submit(self, request, prompt, *, max_tokens=10, n=1, temperature=0.0, **stop):
-        data = np.array(prompt, dtype="<i4").tobytes()
-        sampling = SamplingParams(seed=3, temperature=temperature)
-        self.pipes.down.put(Submit(request, data, sampling, StopRule(max_tokens=max_tokens, **stop), n=n))
+    def submit(self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), **sampling):
+        self.pipes.down.put(
+            Submit(
+                request,
+                np.array(prompt, dtype="<i4").tobytes(),
+                SamplingParams(**({"seed": 3, "temperature": 0.0} | sampling)),
+                StopRule(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
+                n=n,
+            )
+        )
 
     def abort(self, request, choice=-1):
         self.pipes.down.put(Abort(request, choice))
 
     def receive(self):
         message = self.pipes.up.get(timeout=20)
+        if isinstance(message, Exception):
+            raise message
         if isinstance(message, Refused):
             self.refused[message.request] = message
             return
@@ -89,24 +97,17 @@ def engine(executable, num_blocks, *, depth=1, **sizes):
     runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
     executor = InProcessExecutor(runner)
     loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=EOS, depth=depth)
-    failures = []
 
-    def run():
-        try:
-            loop.run()
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread = ThreadPoolExecutor(1)
+    running = thread.submit(loop.run)
+    # What ends the loop reaches a client that waits for an answer.
+    running.add_done_callback(lambda ended: pipes.up.put(ended.exception()))
     client = Client(pipes)
     client.scheduler, client.runner = scheduler, runner
     try:
         yield client
     finally:
         pipes.down.put(Shutdown())
-        thread.join(timeout=20)
+        wait([running], timeout=20)
+        thread.shutdown(wait=False)
         executor.close()
-    assert not thread.is_alive()
-    assert not failures

@@ -7,8 +7,9 @@ import pytest
 
 from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.worker.backends.scripted import build_scripted
-from octavo_engine.worker.loop import STEP_FAILED
+from octavo_engine.worker.loop import STEP_FAILED, EngineBrokenError
 from tests.worker import harness
+from tests.worker.backends import Faulty
 from tests.worker.driver import Driver
 
 NAN, RAISE = 250, 251
@@ -145,6 +146,17 @@ def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(depth, capl
         client.until(lambda: client.snapshot.running == 0)
         client.scheduler.assert_idle()
     assert "sequence 0 at 40+20 in slot 0" in caplog.text
+
+
+def test_a_backend_that_computes_nothing_any_more_ends_the_loop(depth):
+    executable = Faulty(build_scripted(URI))
+    with harness.engine(executable, 64, depth=depth) as client:
+        client.submit(1, prompt_of(1))
+        client.wait_finished((1, 0))
+        executable.error = ZeroDivisionError("a kernel's mistake")
+        client.submit(2, prompt_of(2))
+        with pytest.raises(EngineBrokenError, match="nothing can be computed any more: a kernel's mistake"):
+            client.wait_finished((2, 0))
 
 
 def test_a_row_that_is_not_finite_ends_its_own_request_only(depth):

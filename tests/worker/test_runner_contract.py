@@ -6,7 +6,7 @@ import pytest
 from octavo_engine.core.step import BlockAppend, BlockCopy, Row
 from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.worker.runner import StepError
-from tests.worker.backends import BACKENDS
+from tests.worker.backends import BACKENDS, Faulty
 from tests.worker.driver import Driver
 
 SAMPLED = {"seed": 11, "temperature": 3.0, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "top_p": 0.98}
@@ -192,27 +192,6 @@ def test_a_row_planned_on_drafts_that_were_rejected_is_void(make, driver):
 
 
 # --- failures ---------------------------------------------------------------------------------------------------
-class Faulty:
-    """A backend with a fault that a test switches on: not-finite logits for some rows, or a raise."""
-
-    def __init__(self, executable):
-        self._executable = executable
-        self.poison, self.error = [], None
-
-    def __getattr__(self, name):
-        return getattr(self._executable, name)
-
-    def mlp(self, plan, layer, x):
-        if self.error:
-            raise self.error
-        return self._executable.mlp(plan, layer, x)
-
-    def logits(self, plan, x):
-        logits = np.array(self._executable.logits(plan, x))
-        logits[self.poison] = np.nan
-        return logits
-
-
 def test_a_row_that_is_not_finite_fails_alone(make):
     driver = Driver(Faulty(make()))
     lives = [driver.live(prompt_of(i), slot=i, first_block=8 * i, **SAMPLED) for i in range(3)]
@@ -243,6 +222,19 @@ def test_a_step_that_raises_names_its_rows_and_the_others_go_on(make):
     driver.step([(fresh, driver.row(fresh))], released=[1], admitted=[driver.admission(fresh)])
     driver.generate(fresh, LENGTH - 1, admit=False)
     assert fresh.text == alone(make, prompt_of(1))
+
+
+def test_the_probe_computes_without_a_trace_and_tells_a_broken_backend(make):
+    driver = Driver(Faulty(make()))
+    driver.runner.probe()
+    live = driver.live(prompt_of(1), **SAMPLED)
+    driver.generate(live, 3)
+    driver.runner.probe()
+    driver.generate(live, LENGTH - 3, admit=False)
+    assert live.text == alone(make, prompt_of(1))
+    driver.executable.error = ZeroDivisionError("a kernel's mistake")
+    with pytest.raises(ZeroDivisionError):
+        driver.runner.probe()
 
 
 def test_what_breaks_the_contract_is_not_taken_for_a_failed_step(driver):

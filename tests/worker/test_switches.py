@@ -26,15 +26,13 @@ def make(request):
     return BACKENDS[request.param]
 
 
-def run(make, num_blocks=NUM_BLOCKS, depth=1, longer=0, **config):
+def run(make, **config):
     """Return every request's text and the last snapshot."""
     sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48} | config
-    with harness.engine(make(), num_blocks, depth=depth, **sizes) as client:
+    with harness.engine(make(), NUM_BLOCKS, **sizes) as client:
         keys = [(request, 0) for request in range(10)]
         for request, prompt in enumerate(prompts()):
-            client.submit(
-                request, prompt, max_tokens=6 + longer + 4 * (request % 5), temperature=float(request % 2) * 2
-            )
+            client.submit(request, prompt, max_tokens=6 + 4 * (request % 5), temperature=float(request % 2) * 2)
         client.wait_finished(*keys)
         client.until(lambda: client.snapshot.running == 0)
         if config.get("policy") != "static":
@@ -57,7 +55,27 @@ def test_all_eight_combinations_write_the_same_text(make):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(make, depth):
-    reference, _ = run(make, longer=20)
-    texts, snapshot = run(make, num_blocks=8, depth=depth, longer=20)
-    assert snapshot.preemptions > 0
+    """Neither text, nor counts, nor what is told once: penalties, min_tokens, seeds and choices survive."""
+
+    def texts_of(num_blocks):
+        sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48}
+        with harness.engine(make(), num_blocks, depth=depth, **sizes) as client:
+            for request, prompt in enumerate(prompts()):
+                how = {"temperature": 2.0, "frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 10}
+                client.submit(request, prompt, max_tokens=26 + 4 * (request % 5), n=1 + request % 2, **how)
+            keys = [(request, choice) for request in range(10) for choice in range(1 + request % 2)]
+            client.wait_finished(*keys)
+            client.until(lambda: client.snapshot.running == 0)
+            client.scheduler.assert_idle()
+            assert all(client.started[key] == 1 for key in keys)
+            return [client.tokens[key] for key in keys], client.snapshot
+
+    reference, roomy = texts_of(NUM_BLOCKS)
+    texts, snapshot = texts_of(8)
+    assert roomy.preemptions == 0
+    assert snapshot.preemptions >= 3
     assert texts == reference
+    for one in (roomy, snapshot):
+        assert one.prefix_hit_tokens + one.prefix_miss_tokens == sum(
+            len(prompt) * (1 + request % 2) for request, prompt in enumerate(prompts())
+        )

@@ -36,6 +36,10 @@ class Executor(Protocol):
         """Queue a plan behind those given before."""
         ...
 
+    def probe(self) -> Future[None]:
+        """Compute one token of nobody's, behind the plans given before; the future raises if that fails."""
+        ...
+
     def close(self) -> None:
         """Finish what was given and stop."""
         ...
@@ -60,6 +64,10 @@ class InProcessExecutor:
     def submit(self, plan: StepPlan) -> Future[Executed]:
         """Queue a plan."""
         return self._thread.submit(self._execute, plan)
+
+    def probe(self) -> Future[None]:
+        """Compute one token of nobody's."""
+        return self._thread.submit(self._runner.probe)
 
     def close(self) -> None:
         """Wait for the thread."""

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import Future, wait
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from octavo_engine.core.config import Event
 from octavo_engine.core.lifecycle import Lifecycle
@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 class EngineStuckError(RuntimeError):
     """A step did not end."""
+
+
+class EngineBrokenError(RuntimeError):
+    """A step failed and the backend computes nothing any more: alive would be a lie."""
 
 
 class Endpoint(Protocol):
@@ -154,6 +158,7 @@ class EngineLoop:
             result, self._step_seconds = future.result()
         except StepError:
             logger.exception("A step failed: its requests end, the others go on")
+            self._probe(plan)
             events = self._scheduler.fail(plan, STEP_FAILED)
         else:
             events = self._scheduler.commit(plan, result)
@@ -162,8 +167,16 @@ class EngineLoop:
                 self._executor.forget(event.sequence)
         self._emit(events)
 
-    def _wait(self, plan: StepPlan, future: Future[Executed]) -> None:
-        """Wait for a plan, ticking meanwhile."""
+    def _probe(self, plan: StepPlan) -> None:
+        """Find out whether a request or the engine is to blame for a failed step. Raises EngineBrokenError."""
+        probe = self._executor.probe()
+        self._wait(plan, probe)
+        error = probe.exception()
+        if error is not None:
+            raise EngineBrokenError(f"After step {plan.number} nothing can be computed any more: {error}") from error
+
+    def _wait(self, plan: StepPlan, future: Future[Any]) -> None:
+        """Wait for a plan (or the probe behind it), ticking meanwhile."""
         started = time.monotonic()
         while not wait([future], timeout=max(0.0, self._until_tick())).done:
             if time.monotonic() - started > self._step_timeout_seconds:

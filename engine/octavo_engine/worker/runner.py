@@ -74,6 +74,23 @@ class Runner:
             self.batch.append_tokens(row.slot, result.tokens)
         return StepResult(plan.number, tuple(results))
 
+    def probe(self) -> None:
+        """Compute one token of nobody's, written nowhere. Raises whatever the backend raises: it is broken then."""
+        groups = range(len(self.batch.tables))
+        one = np.zeros(1, dtype=np.int32)
+        self._forward(
+            ModelStep(
+                tokens=one,
+                positions=one,
+                row_offsets=np.array([0, 1], dtype=np.int32),
+                context_lengths=one + 1,
+                block_tables=tuple(np.zeros((1, 1), dtype=np.int32) for _ in groups),
+                slots=tuple(np.full(1, -1, dtype=np.int64) for _ in groups),
+                logit_tokens=one,
+                adapters=one - 1,
+            )
+        )
+
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.released:
             self.batch.release(slot)
