@@ -111,3 +111,5 @@ def engine(executable, num_blocks, *, depth=1, **sizes):
         wait([running], timeout=20)
         thread.shutdown(wait=False)
         executor.close()
+    while not pipes.up.empty():
+        assert not isinstance(pipes.up.get_nowait(), Exception)

@@ -53,7 +53,19 @@ def serve(config: EngineConfig, endpoint: Endpoint) -> None:
     # What is alive now lives as long as the process: later collections need not look at it again.
     gc.collect()
     gc.freeze()
-    endpoint.send(_loaded(model, scheduler))
+    loaded = _loaded(model, scheduler)
+    logger.info(
+        "Serving %s (%s, %s): context %d, %d sequences and %d tokens a step, %d plans in flight, %d threads",
+        config.model,
+        loaded.backend,
+        loaded.dtype,
+        loaded.max_model_len,
+        loaded.max_num_seqs,
+        loaded.max_num_batched_tokens,
+        scheduler.config.max_plans_in_flight,
+        config.threads,
+    )
+    endpoint.send(loaded)
     executor = InProcessExecutor(runner)
     EngineLoop(
         endpoint,
