@@ -19,6 +19,7 @@ from octavo_operator.kube.credentials import Credentials, load_credentials
 from octavo_operator.kube.session import WatchPulse
 from octavo_operator.leadership import Leadership
 from octavo_operator.reconcile.handlers import build_registry
+from octavo_operator.reconcile.rollouts import Rollouts
 from octavo_operator.reconcile.service import Tools
 from octavo_operator.web import endpoints
 
@@ -57,7 +58,7 @@ async def _lead(
     client = Client(credentials, leadership.check)
     try:
         async with Collector(clock) as collector:
-            tools = Tools(client, collector, clock, config.engine)
+            tools = Tools(client, collector, clock, config.engine, Rollouts())
             await kopf.operator(
                 registry=build_registry(tools, credentials, leadership.check, pulse),
                 standalone=True,

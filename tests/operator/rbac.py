@@ -1,67 +1,44 @@
-"""The rights of the operator's service account: no more than the code uses, no `*`. The chart's are the same."""
+"""The rights of the operator under test: the chart's own rules, so that a right that is missing there fails here."""
 
+import re
+from pathlib import Path
 from typing import Any
 
-GROUP = "serving.octavo.dev"
-RULES: list[dict[str, Any]] = [
-    {
-        "apiGroups": [GROUP],
-        "resources": ["inferenceservices"],
-        "verbs": ["get", "list", "watch", "patch"],
-    },
-    {"apiGroups": [GROUP], "resources": ["inferenceservices/status"], "verbs": ["update"]},
-    {"apiGroups": [GROUP], "resources": ["inferenceservices/scale"], "verbs": ["patch"]},
-    {"apiGroups": [GROUP], "resources": ["inferenceservices/finalizers"], "verbs": ["update"]},
-    {
-        "apiGroups": [""],
-        "resources": ["services", "serviceaccounts", "configmaps"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
-    {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list", "watch", "create", "patch"]},
-    {
-        "apiGroups": ["policy"],
-        "resources": ["poddisruptionbudgets"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-]
-LEASE_RULES: list[dict[str, Any]] = [
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
-]
+import yaml
+
+_HELPERS = Path(__file__).parents[2] / "charts/octavo/templates/_helpers.tpl"
+API = "rbac.authorization.k8s.io"
+
+
+def rules() -> list[dict[str, Any]]:
+    """The rules the chart gives the operator in the namespaces it serves."""
+    found = re.search(r'define "octavo\.rules" -\}\}\n(.*?)\n\{\{- end', _HELPERS.read_text(), re.DOTALL)
+    assert found, f"{_HELPERS} defines no octavo.rules"
+    return list(yaml.safe_load(found[1]))
 
 
 def manifests(user: str, lease_namespace: str) -> list[tuple[str, dict[str, Any]]]:
     """(path to create at, object) of the roles and bindings for `user`."""
-    api = "rbac.authorization.k8s.io/v1"
-    root = "/apis/rbac.authorization.k8s.io/v1"
+    root = f"/apis/{API}/v1"
     inside = f"{root}/namespaces/{lease_namespace}"
-    name = {"name": "octavo-operator"}
-    subjects = [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}]
-
-    def reference(kind: str) -> dict[str, str]:
-        return {"kind": kind, "apiGroup": "rbac.authorization.k8s.io", **name}
-
+    lease = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
     return [
-        (f"{root}/clusterroles", {"apiVersion": api, "kind": "ClusterRole", "metadata": name, "rules": RULES}),
-        (
-            f"{root}/clusterrolebindings",
-            {
-                "apiVersion": api,
-                "kind": "ClusterRoleBinding",
-                "metadata": name,
-                "subjects": subjects,
-                "roleRef": reference("ClusterRole"),
-            },
-        ),
-        (f"{inside}/roles", {"apiVersion": api, "kind": "Role", "metadata": name, "rules": LEASE_RULES}),
-        (
-            f"{inside}/rolebindings",
-            {
-                "apiVersion": api,
-                "kind": "RoleBinding",
-                "metadata": name,
-                "subjects": subjects,
-                "roleRef": reference("Role"),
-            },
-        ),
+        (f"{root}/clusterroles", _role("ClusterRole", rules())),
+        (f"{root}/clusterrolebindings", _binding("ClusterRole", user)),
+        (f"{inside}/roles", _role("Role", lease)),
+        (f"{inside}/rolebindings", _binding("Role", user)),
     ]
+
+
+def _role(kind: str, granted: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": f"{API}/v1", "kind": kind, "metadata": {"name": "octavo-operator"}, "rules": granted}
+
+
+def _binding(kind: str, user: str) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{API}/v1",
+        "kind": f"{kind}Binding",
+        "metadata": {"name": "octavo-operator"},
+        "subjects": [{"kind": "User", "apiGroup": API, "name": user}],
+        "roleRef": {"kind": kind, "apiGroup": API, "name": "octavo-operator"},
+    }

@@ -32,10 +32,28 @@ def render() -> dict[Path, str]:
     """Return the text of each generated file, by its path from the repository's root."""
     crd = manifest()
     plain = _dump(crd)
-    kept = {**crd, "metadata": {**crd["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}}
     if len(plain.encode()) > MAX_BYTES:
         raise ValueError(f"the CRD has {len(plain.encode())} bytes, more than {MAX_BYTES}: shorten descriptions")
-    return {PLAIN: _HEADER + plain, CHART: _CHART_HEADER + _dump(kept)}
+    return {PLAIN: _HEADER + plain, CHART: _chart(crd)}
+
+
+def _chart(crd: dict[str, Any]) -> str:
+    """Return the chart's template: installed and kept as its values say."""
+    name = crd["metadata"]["name"]
+    rest = _dump({"spec": crd["spec"]})
+    if "{{" in rest:
+        raise ValueError("the CRD's text has '{{', which Helm would take for a template: reword it")
+    return f"""{_CHART_HEADER}{{{{- if .Values.crds.install }}}}
+apiVersion: {crd["apiVersion"]}
+kind: {crd["kind"]}
+metadata:
+  name: {name}
+  {{{{- if .Values.crds.keep }}}}
+  annotations:
+    helm.sh/resource-policy: keep
+  {{{{- end }}}}
+{rest}{{{{- end }}}}
+"""
 
 
 def stale(root: Path) -> list[Path]:

@@ -41,7 +41,7 @@ def engine_container(
         ),
         # The last lines of the log say why an engine failed; the operator shows them in the conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "lifecycle": {"preStop": {"exec": {"command": ["octavo", "drain", "--wait"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["octavo", "drain", "--wait", f"--timeout={_drain(spec)}"]}}},
         **_probes(spec),
     }
     if template.env_from:
@@ -72,6 +72,11 @@ def arguments(name: str, spec: InferenceServiceSpec) -> list[str]:
     if engine.prefix_sharing is Switch.DISABLED:
         result.append("--no-prefix-sharing")
     return result + list(engine.args or [])
+
+
+def _drain(spec: InferenceServiceSpec) -> int:
+    """Return the seconds after which `octavo drain` gives up: the pod's grace period, which the kubelet counts too."""
+    return contract.termination_grace_seconds(spec.rollout.drain_timeout_seconds)
 
 
 def _literal(argument: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from octavo_operator.api.spec import InferenceServiceSpec, Model
 from octavo_operator.plan.settings import EngineDefaults
@@ -52,7 +53,7 @@ def volumes(spec: InferenceServiceSpec, defaults: EngineDefaults) -> list[Volume
 def model_argument(model: Model) -> str:
     """Return what `octavo serve` gets as its model: a claim becomes the folder it is mounted at."""
     claim = _model_claim(model.uri)
-    return model.uri if claim is None else f"file://{MODEL}/{claim[1]}".rstrip("/")
+    return model.uri if claim is None else f"file://{MODEL}/{quote(claim[1])}".rstrip("/")
 
 
 def _model_claim(uri: str) -> tuple[str, str] | None:

@@ -40,8 +40,8 @@ class Workload(NamedTuple):
 
     @property
     def rolled_out(self) -> bool:
-        """Every pod is of the present template."""
-        return self.settled and self.updated >= self.wanted and self.total <= self.updated
+        """Every pod there is comes from the present template; whether there are enough is another question."""
+        return self.settled and self.total <= self.updated
 
 
 class ScalingView(NamedTuple):
@@ -66,6 +66,7 @@ class View:
     trouble: Trouble | None = None
     diagnosis: Diagnosis | None = None
     scaling: ScalingView | None = None
+    waits_for: str | None = None
 
 
 def findings(view: View) -> list[Finding]:
@@ -118,6 +119,9 @@ def _progressing(view: View) -> Finding:
     kind, workload = ConditionType.PROGRESSING, view.workload
     if view.trouble is not None:
         return Finding(kind, "False", view.trouble.reason, view.trouble.message)
+    if view.waits_for is not None:
+        text = f"the new default engine image waits for the rollout of {view.waits_for}"
+        return Finding(kind, "True", "WaitingForRollout", text)
     if workload.wanted == 0 and workload.total == 0:
         return Finding(kind, "True", "Complete", "no replica is wanted now")
     if workload.rolled_out and workload.ready >= workload.wanted and workload.total == workload.wanted:

@@ -22,6 +22,29 @@ ANNOTATION_PREFIX: Final = f"kopf.{contract.API_GROUP}"
 RETRY_SECONDS: Final = 15.0
 
 
+class Crew:
+    """The reconcilers at work, and what they share to be tidied when one of them goes."""
+
+    def __init__(self, tools: Tools) -> None:
+        """Nobody works yet."""
+        self._tools = tools
+        self._members: set[Reconciler] = set()
+
+    @contextlib.contextmanager
+    def member(self, namespace: str, name: str, uid: str) -> Iterator[Reconciler]:
+        """Yield the reconciler of a service, as long as Kopf wants it."""
+        reconciler = Reconciler(self._tools, namespace, name, uid)
+        self._members.add(reconciler)
+        metrics.SERVICES.set(len(self._members))
+        try:
+            yield reconciler
+        finally:
+            self._members.discard(reconciler)
+            metrics.SERVICES.set(len(self._members))
+            reconciler.forget()
+            self._tools.collector.forget(frozenset().union(*(each.pods for each in self._members)))
+
+
 class Wakers:
     """The alarm of every service's reconciler, by namespace and the label its children carry."""
 
@@ -53,7 +76,7 @@ def build_registry(
 ) -> kopf.OperatorRegistry:
     """Return Kopf's handlers."""
     registry = kopf.OperatorRegistry()
-    wakers = Wakers()
+    wakers, crew = Wakers(), Crew(tools)
     ours = (contract.API_GROUP, contract.API_VERSION, contract.PLURAL)
 
     @kopf.on.startup(registry=registry)
@@ -68,8 +91,8 @@ def build_registry(
     @kopf.daemon(*ours, registry=registry, id="reconcile", cancellation_timeout=5.0, backoff=RETRY_SECONDS)
     async def reconcile(*, namespace: str | None, name: str, uid: str, stopped: kopf.DaemonStopped, **_: Any) -> None:
         assert namespace is not None
-        with wakers.alarm(namespace, names.derived(name)) as wake:
-            await _until(stopped, serve(Reconciler(tools, namespace, name, uid), wake))
+        with wakers.alarm(namespace, names.derived(name)) as wake, crew.member(namespace, name, uid) as reconciler:
+            await _until(stopped, serve(reconciler, wake))
 
     @kopf.on.event(*ours, registry=registry, id="resource-changed")
     async def resource_changed(*, namespace: str | None, name: str, **_: Any) -> None:
@@ -88,13 +111,11 @@ async def _until(stopped: kopf.DaemonStopped, work: Coroutine[Any, Any, None]) -
     """Run `work` until Kopf wants the daemon to end; a failure of `work` is Kopf's to retry."""
     task = asyncio.ensure_future(work)
     stop = asyncio.ensure_future(stopped.wait())
-    metrics.SERVICES.inc()
     try:
         await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
     finally:
-        metrics.SERVICES.dec()
         for each in (task, stop):
             each.cancel()
         await asyncio.gather(task, stop, return_exceptions=True)

@@ -47,6 +47,12 @@ def workload(deployment: Object | None, wanted: int) -> Workload:
     )
 
 
+def engine_image(deployment: Object) -> str | None:
+    """Return the image of the Deployment's engine container."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return next((each.get("image") for each in containers if each["name"] == names.ENGINE_CONTAINER), None)
+
+
 def engine_starting(pods: list[Object]) -> bool:
     """Whether an engine container runs that has not become ready yet."""
     return any(

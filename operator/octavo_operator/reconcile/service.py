@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import time
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -23,14 +24,15 @@ from octavo_operator.plan.replicas import live_replicas, mode_of
 from octavo_operator.reconcile.apply import Applied, Applier
 from octavo_operator.reconcile.conditions import Trouble, View, Workload
 from octavo_operator.reconcile.diagnose import diagnose
-from octavo_operator.reconcile.observe import Observation, engine_starting, observe, workload
+from octavo_operator.reconcile.observe import Observation, engine_image, engine_starting, observe, workload
+from octavo_operator.reconcile.rollouts import Rollouts
 from octavo_operator.reconcile.scaling import Scaler
 from octavo_operator.reconcile.status import Report, build_status
 
 RESYNC_SECONDS: Final = 300.0
 BACKOFF_SECONDS: Final = (1.0, 60.0)
-CONFLICT_RETRY_SECONDS: Final = 15.0
-"""Somebody else's object in the way sends us no event when it goes."""
+RETRY_SECONDS: Final = 10.0
+"""What sends us no event: somebody else's object in the way, another service whose turn it is."""
 
 _LOG: Final = logging.getLogger(__name__)
 _TRANSIENT: Final = (aiohttp.ClientError, TimeoutError, ConnectionError)
@@ -43,6 +45,7 @@ class Tools(NamedTuple):
     collector: Collector
     clock: SteadyClock
     defaults: EngineDefaults
+    rollouts: Rollouts
 
 
 class Reconciler:
@@ -56,6 +59,16 @@ class Reconciler:
         self._applier = Applier(tools.client, uid)
         self._failures = 0
         self._resync_at = 0.0
+        self._pods: frozenset[str] = frozenset()
+
+    def forget(self) -> None:
+        """Give back what other services may wait for."""
+        self._tools.rollouts.rolls(f"{self._owner.namespace}/{self._owner.name}", rolling=False)
+
+    @property
+    def pods(self) -> frozenset[str]:
+        """The UIDs of the pods seen in the last pass."""
+        return self._pods
 
     async def run_once(self, *, woken: bool) -> float:
         """Make one pass; return the seconds after which the next one is due without any event.
@@ -116,17 +129,34 @@ class Reconciler:
     async def _converge(self, resource: Object, spec: InferenceServiceSpec) -> float:
         """Observe, decide, plan, mark, apply, report: one line each."""
         seen = await observe(self._tools.client, self._owner.namespace, self._owner.name)
+        self._pods = frozenset(pod["metadata"]["uid"] for pod in seen.pods)
         live = live_replicas(seen.deployment)
         if live is not None:
             await self._scaler.period(spec, resource, live.running, seen.pods)
-        wanted = plan(self._owner, spec, self._tools.defaults, Observed(live, self._scaler.target))
+        defaults, waits_for = self._turn(spec, seen)
+        wanted = plan(self._owner, spec, defaults, Observed(live, self._scaler.target))
         children = await self._actuate(spec, wanted, seen)
         applied = await self._applier.apply(children, seen.deployment)
         await self._write_scale(wanted)
-        await self._report(resource, spec, wanted, seen, applied)
-        if applied.trouble is not None:
-            return CONFLICT_RETRY_SECONDS
+        await self._report(resource, spec, wanted, seen, applied, waits_for)
+        if applied.trouble is not None or waits_for is not None:
+            return RETRY_SECONDS
         return self._scaler.seconds_to_period() if seen.pods else self._seconds_to_resync()
+
+    def _turn(self, spec: InferenceServiceSpec, seen: Observation) -> tuple[EngineDefaults, str | None]:
+        """Return the defaults to plan with, and whom a service waits for that would roll to a new default image."""
+        defaults, rollouts = self._tools.defaults, self._tools.rollouts
+        service = f"{self._owner.namespace}/{self._owner.name}"
+        if spec.engine.image or seen.deployment is None or spec.suspend:
+            rollouts.rolls(service, rolling=False)
+            return defaults, None
+        image = engine_image(seen.deployment)
+        if image in (None, defaults.image):
+            state = workload(seen.deployment, seen.deployment["spec"].get("replicas", 1))
+            rollouts.rolls(service, rolling=not state.rolled_out or state.ready < state.wanted)
+            return defaults, None
+        waits_for = rollouts.admit(service)
+        return (defaults if waits_for is None else replace(defaults, image=image)), waits_for
 
     async def _actuate(self, spec: InferenceServiceSpec, wanted: Children, seen: Observation) -> Children:
         """Cordon before shrinking: return the children with the number of replicas that may be written now."""
@@ -149,7 +179,13 @@ class Reconciler:
             )
 
     async def _report(
-        self, resource: Object, spec: InferenceServiceSpec, wanted: Children, seen: Observation, applied: Applied
+        self,
+        resource: Object,
+        spec: InferenceServiceSpec,
+        wanted: Children,
+        seen: Observation,
+        applied: Applied,
+        waits_for: str | None,
     ) -> None:
         view = View(
             suspended=spec.suspend,
@@ -159,6 +195,7 @@ class Reconciler:
             trouble=applied.trouble,
             diagnosis=diagnose(seen.pods, applied.deployment),
             scaling=self._scaler.view(),
+            waits_for=waits_for,
         )
         selector = selector_text(self._owner.name, wanted.deployment)
         load = self._scaler.load(seen.pods)
