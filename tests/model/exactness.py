@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,10 +56,28 @@ class Figures(NamedTuple):
     theirs_seconds: float
 
 
+def transformers_model(path: Path) -> Any:
+    """Load a GGUF as transformers does in `from_pretrained(gguf_file=…)`, which also wants accelerate installed."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing
+    model.tie_weights()
+    # The end of a sequence is not the subject here: both sides go on to the same length.
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
 def compare(num_prompts: int, num_tokens: int) -> Figures:
     """Generate with both and count equal tokens; the longest prompts come last."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     path = pull(MODEL)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -71,19 +90,16 @@ def compare(num_prompts: int, num_tokens: int) -> Figures:
     started = time.perf_counter()
     ours = generate(build_reference(path), prompts, num_tokens)
     halfway = time.perf_counter()
-    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs = transformers_model(path)
     equal, whole, largest = 0, 0, 0.0
     for index, prompt in enumerate(prompts):
         answer = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
-            # The end of a sequence is not a subject here: both go on to the same length.
-            eos_token_id=-1,
             pad_token_id=0,
         )
         expected = answer.sequences[0, len(prompt) :].tolist()

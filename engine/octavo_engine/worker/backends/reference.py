@@ -7,7 +7,6 @@ What it promises and how: `octavo_kernels.reference.tiles`. Every dtype but floa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_engine.model.checkpoint import Checkpoint, open_checkpoint
+from octavo_engine.model.checkpoint import open_checkpoint
 from octavo_engine.model.rope import rope_table
 from octavo_engine.model.source import resolve
-from octavo_engine.model.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
-from octavo_engine.worker.executable import KVGroup, ModelStep
+from octavo_engine.model.spec import ModelSpec, RopeSpec, UnsupportedModelError
+from octavo_engine.worker.backends.reference_cache import ReferenceLayout
+from octavo_engine.worker.backends.reference_weights import ModelWeights, Progress, load_weights
+from octavo_engine.worker.executable import ModelStep
 from octavo_kernels.reference import (
     AttentionPlan,
     Workers,
@@ -33,9 +34,6 @@ from octavo_kernels.reference import (
     start_workers,
 )
 from octavo_kernels.reference.selfcheck import check_attention, check_elementwise, check_linear
-
-Progress = Callable[[str, float], None]
-_FLOAT32_BYTES = 4
 
 
 def build_reference(
@@ -65,7 +63,7 @@ def build_reference(
             "use --quantization auto or none."
         )
     checkpoint = open_checkpoint(resolve(str(source), progress))
-    weights = _load(checkpoint, progress or _silent)
+    weights = load_weights(checkpoint, progress or _silent)
     workers = start_workers(threads or len(os.sched_getaffinity(0)))
     model = ReferenceModel(checkpoint.spec, weights, block_size, max_model_len, workers)
     _check_machine(model)
@@ -76,158 +74,12 @@ def _silent(stage: str, fraction: float) -> None:
     """Report progress to nobody."""
 
 
-class LayerWeights(NamedTuple):
-    """float32 tensors of one layer; q, k and v are one product, gate and up another."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-
-class ModelWeights(NamedTuple):
-    """float32 tensors of the model; `head` is `embedding` itself where they are tied."""
-
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    head: Tensor
-
-
-def _load(checkpoint: Checkpoint, progress: Progress) -> ModelWeights:
-    spec = checkpoint.spec
-    _refuse_unserved(spec)
-
-    def load(*names: str, rows: int | None = None) -> Tensor:
-        parts = [checkpoint.tensor(name).dequantize() for name in names]
-        joined = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        if rows is not None and joined.shape[0] != rows:
-            raise UnsupportedModelError(
-                f"The weights of {names[0]} have {joined.shape[0]} rows where the configuration says {rows}; "
-                "the model is damaged, fetch it again."
-            )
-        # A copy where the file is mapped read-only: torch tensors are writable by contract.
-        return torch.from_numpy(joined if joined.flags.writeable else joined.copy())
-
-    embedding = load("embedding.weight", rows=spec.vocab_size)
-    layers = []
-    for index, layer in enumerate(spec.layers):
-        progress("loading weights", index / len(spec.layers))
-        layers.append(_load_layer(load, f"layers.{index}", layer))
-    head = embedding if spec.tied_embeddings else load("head.weight", rows=spec.vocab_size)
-    progress("loading weights", 1.0)
-    return ModelWeights(embedding, tuple(layers), load("final_norm.weight", rows=spec.hidden_size), head)
-
-
-def _load_layer(load: Callable[..., Tensor], at: str, layer: LayerSpec) -> LayerWeights:
-    attention, mlp = layer.attention, layer.mlp
-    qkv = [f"{at}.{part}" for part in ("q", "k", "v")]
-    gate_up = [f"{at}.{part}" for part in ("gate", "up")]
-
-    def bias(present: bool, names: Sequence[str]) -> Tensor | None:
-        return load(*(f"{name}.bias" for name in names)) if present else None
-
-    return LayerWeights(
-        attention_norm=load(f"{at}.attention_norm.weight"),
-        qkv=load(*(f"{name}.weight" for name in qkv), rows=attention.q_size + 2 * attention.kv_size),
-        qkv_bias=bias(attention.qkv_bias, qkv),
-        output=load(f"{at}.o.weight"),
-        output_bias=bias(attention.output_bias, [f"{at}.o"]),
-        mlp_norm=load(f"{at}.mlp_norm.weight"),
-        gate_up=load(*(f"{name}.weight" for name in gate_up), rows=2 * mlp.intermediate_size),
-        gate_up_bias=bias(mlp.bias, gate_up),
-        down=load(f"{at}.down.weight"),
-        down_bias=bias(mlp.bias, [f"{at}.down"]),
-    )
-
-
-def _refuse_unserved(spec: ModelSpec) -> None:
-    """A spec can say more than this backend computes: refuse it rather than compute something else."""
-    plain = spec.embedding_scale == 1.0 and spec.logit_softcap == 0.0 and spec.final_norm.offset == 0.0
-    for layer in spec.layers:
-        norms = (layer.attention_norm, layer.mlp_norm)
-        plain = plain and layer.attention.qk_norm is None and all(norm.offset == 0.0 for norm in norms)
-        plain = plain and layer.post_attention_norm is None and layer.post_mlp_norm is None
-        plain = plain and layer.mlp.moe is None and layer.mlp.activation == "silu"
-    if not plain:
-        raise UnsupportedModelError(
-            f"Architecture '{spec.architecture}' needs an operation that the reference backend does not have yet."
-        )
-
-
 def _check_machine(model: ReferenceModel) -> None:
     weights, attention = model.weights, model.spec.layers[0].attention
     first = weights.layers[0]
     check_linear([first.qkv, first.output, first.gate_up, first.down, weights.head])
     check_elementwise(model.spec.hidden_size, model.spec.layers[0].mlp.intermediate_size)
     check_attention(attention.num_heads, attention.num_kv_heads, attention.head_dim, model.layout.block_size)
-
-
-class ReferenceLayout:
-    """The KV cache: per group one tensor [layers, 2, num_blocks, block_size, kv_heads, head_dim], keys then values."""
-
-    def __init__(self, spec: ModelSpec, block_size: int) -> None:
-        self.block_size = block_size
-        windows = sorted({layer.attention.window for layer in spec.layers})
-        members = [[layer.attention for layer in spec.layers if layer.attention.window == window] for window in windows]
-        self._shapes = [_group_shape(layers) for layers in members]
-        self.groups = tuple(
-            KVGroup(window, 2 * _FLOAT32_BYTES * layers * block_size * kv_heads * head_dim)
-            for window, (layers, kv_heads, head_dim) in zip(windows, self._shapes, strict=True)
-        )
-        # (group, index within the group) of each layer.
-        counters = [iter(range(len(spec.layers))) for _ in windows]
-        self.places = tuple(
-            (group, next(counters[group])) for group in (windows.index(layer.attention.window) for layer in spec.layers)
-        )
-        self.caches: list[Tensor] = []
-
-    def allocate(self, num_blocks: Sequence[int]) -> None:
-        """Allocate and touch `num_blocks[g]` blocks for each group. Raises MemoryError if they cannot be had."""
-        self.caches = []
-        for blocks, (layers, kv_heads, head_dim) in zip(num_blocks, self._shapes, strict=True):
-            try:
-                cache = torch.empty(layers, 2, blocks, self.block_size, kv_heads, head_dim)
-            except RuntimeError as error:
-                raise MemoryError(f"{blocks} KV blocks do not fit into memory; lower --kv-cache-memory.") from error
-            self.caches.append(cache.zero_())
-
-    def cache(self, layer: int) -> Tensor:
-        """Return one layer's cache, [2, num_blocks, block_size, kv_heads, head_dim]."""
-        group, index = self.places[layer]
-        return self.caches[group][index]
-
-    def copy_blocks(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (source, target) of a group, in order."""
-        cache = self.caches[group]
-        for source, target in pairs:
-            cache[:, :, target] = cache[:, :, source]
-
-    def export_block(self, group: int, block: int) -> bytes:
-        """Return one block over all layers of its group."""
-        return self.caches[group][:, :, block].contiguous().numpy().tobytes()
-
-    def import_block(self, group: int, block: int, data: bytes) -> None:
-        """Write what `export_block` returned. Raises ValueError if it is not one block of this layout."""
-        target = self.caches[group][:, :, block]
-        if len(data) != self.groups[group].bytes_per_block:
-            raise ValueError(
-                f"A block of KV group {group} has {self.groups[group].bytes_per_block} bytes, not {len(data)}."
-            )
-        target.copy_(torch.from_numpy(np.frombuffer(data, dtype=np.float32).copy()).view(target.shape))
-
-
-def _group_shape(layers: Sequence[AttentionSpec]) -> tuple[int, int, int]:
-    sizes = {(layer.num_kv_heads, layer.head_dim) for layer in layers}
-    if len(sizes) != 1:
-        raise UnsupportedModelError("Layers of one attention window differ in their KV sizes, which is not served yet.")
-    return (len(layers), *sizes.pop())
 
 
 class ReferencePlan(NamedTuple):
