@@ -1,0 +1,127 @@
+"""Cordon is not drain: what SIGTERM and `octavo drain` do to readiness, new requests and running streams (B34)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo_engine import contract
+from tests.server.launch import finish_reasons, serving, wait_until
+from tests.server.test_engine_death import open_stream
+
+COMPLETIONS = contract.PATH_COMPLETIONS
+URI = "scripted://?step=10ms&eos=0"
+
+
+def body(tokens: int) -> dict[str, Any]:
+    return {"prompt": "p", "max_tokens": tokens, "stream": True}
+
+
+def test_b34_sigterm_lets_streams_end_and_refuses_new_requests(tmp_path: Path) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "1", "--drain-timeout", "60") as server:
+        streams: list[list[Any]] = [[], [], []]
+        threads = [open_stream(server, into, body(250)) for into in streams]
+        wait_until(lambda: all(streams), 10, "streams began")
+        server.process.terminate()
+        wait_until(lambda: server.status("/ready") == 503, 1, "readiness is red at once")
+        assert server.status("/health") == 200
+        accepted = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
+        assert accepted.status_code == 200, "endpoints take a moment to spread"
+        time.sleep(1.2)
+        refused = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert refused.headers["x-octavo-not-started"] == "1"
+        assert refused.headers["connection"] == "close"
+        for thread in threads:
+            thread.join(60)
+        assert server.process.wait(10) == 0
+    for into in streams:
+        assert into[-1] == "[DONE]"
+        assert finish_reasons(into) == ["length"]
+
+
+def test_b34_at_the_time_out_open_streams_get_an_error_frame(tmp_path: Path) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "0", "--shutdown-timeout", "1") as server:
+        into: list[Any] = []
+        thread = open_stream(server, into, body(8000))
+        wait_until(lambda: into, 10, "the stream began")
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(15) == 0
+        assert time.monotonic() - began > 0.9
+        thread.join(10)
+    assert into[-1]["error"]["code"] == "shutdown"
+    assert "[DONE]" not in into
+
+
+def test_b34_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "30", "--drain-timeout", "60") as server:
+        into: list[Any] = []
+        thread = open_stream(server, into, body(8000))
+        wait_until(lambda: into, 10, "the stream began")
+        server.process.terminate()
+        wait_until(lambda: server.status("/ready") == 503, 2, "draining")
+        server.process.terminate()
+        assert server.process.wait(15) == 128 + signal.SIGTERM
+        thread.join(10)
+    assert into[-1]["error"]["code"] == "shutdown"
+
+
+def test_b34_a_reader_that_does_not_read_does_not_hold_the_process(tmp_path: Path) -> None:
+    from tests.server.test_clients_leaving import connect
+
+    flags = ("--drain-propagation", "0", "--drain-timeout", "1")
+    with serving(tmp_path, "scripted://?step=200us&blocks=1024&eos=0", *flags) as server:
+        stuck = connect(server.port, COMPLETIONS, {**body(8000), "n": 4})
+        generated = "octavo_generated_tokens_total"
+        wait_until(lambda: server.metrics(generated)[generated] > 2000, 30, "tokens flow")
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+        stuck.close()
+
+
+def test_b34_an_idle_server_leaves_after_the_propagation(tmp_path: Path) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "1") as server:
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - began > 0.9
+
+
+def test_b34_the_drain_command_waits_until_the_server_has_gone(tmp_path: Path) -> None:
+    """What the pod's preStop hook runs; a SIGTERM after it is the first, not the second."""
+    with serving(tmp_path, URI, "--drain-propagation", "0", "--drain-timeout", "60") as server:
+        into: list[Any] = []
+        thread = open_stream(server, into, body(300))
+        wait_until(lambda: into, 10, "the stream began")
+        hook = subprocess.Popen(
+            [sys.executable, "-m", "octavo_engine.cli", "drain", "--wait", "--admin-port", str(server.admin_port)]
+        )
+        wait_until(lambda: server.status("/ready") == 503, 5, "draining")
+        server.process.terminate()
+        assert hook.wait(60) == 0
+        thread.join(10)
+        assert server.process.wait(10) == 0
+    assert into[-1] == "[DONE]"
+
+
+def test_the_drain_command_without_a_server_says_so() -> None:
+    from tests.server.launch import free_port
+
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo_engine.cli", "drain", "--admin-port", str(free_port())],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no server answers" in done.stderr
+
+
+def test_the_propagation_and_drain_fit_into_the_pod_s_grace_period() -> None:
+    for drain in (1, 30, 300):
+        grace = contract.termination_grace_seconds(drain)
+        assert grace > contract.DRAIN_PROPAGATION_SECONDS + drain
