@@ -83,6 +83,7 @@ class Figures:
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    forced: int = 0
     recomputed: int = 0
     hits: int = 0
     held_back: int = 0
@@ -152,7 +153,7 @@ class Walk:
     def __init__(self, case: Case, seed: int) -> None:
         self.case = case
         self.random = random.Random(seed)
-        num_blocks = 3 * MAX_LEN // BLOCK if case.allocation == "contiguous" else 22
+        num_blocks = 3 * MAX_LEN // BLOCK if case.allocation == "contiguous" else 18
         model = _model(case, num_blocks)
         self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
         self.scheduler: Lifecycle = create_scheduler(
@@ -282,8 +283,8 @@ class Walk:
 
     def preempt(self) -> None:
         """Preempt somebody the scheduler would not have."""
-        if live := self.live():
-            self.scheduler.preempt(self.random.choice(live))
+        running = [sequence.id for sequence in self.scheduler.running]
+        self.figures.forced += self.scheduler.preempt(self.random.choice([*running, 7]))
 
     def fail(self) -> None:
         """The oldest step in flight raises after all."""
@@ -410,6 +411,23 @@ def walk_all(operations: int, seed: int) -> Figures:
     return figures
 
 
+def identical_cold_prompts() -> int:
+    """Return how many prompt tokens 64 identical cold prompts of 512 tokens compute in all."""
+    model = build_scripted("scripted://?eos=0&max_len=1024&blocks=512")
+    model.layout.allocate(model.num_blocks)
+    scheduler = create_scheduler(SchedulerConfig(groups=(CacheGroup(512),), max_model_len=1024, max_num_seqs=64))
+    runner = Runner(model, max_num_seqs=64, max_model_len=1024)
+    for sequence in range(64):
+        runner.register(sequence, prepare(model.vocab_size, seed=sequence))
+        scheduler.submit(Request((sequence,), tuple(n * 7 % 256 for n in range(512)), StopRule(1)))
+    computed = 0
+    while (plan := scheduler.schedule()) is not None:
+        computed += plan.num_tokens
+        scheduler.commit(plan, runner.execute(plan))
+    scheduler.assert_idle()
+    return computed
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -422,6 +440,9 @@ def main() -> None:
     print(f"{sum(figures.operations.values())} operations over {len(CASES)} cases in {seconds:.1f} s")
     for name, value in vars(figures).items():
         print(f"  {name}: {dict(value) if isinstance(value, Counter) else value}")
+    print(
+        f"64 identical cold prompts of 512 tokens: {identical_cold_prompts()} tokens computed, at most {512 + 64 * 16}"
+    )
 
 
 if __name__ == "__main__":

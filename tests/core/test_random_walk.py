@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.random_walk import CASES, Case, Figures, Walk
+from tests.core.random_walk import CASES, Case, Figures, Walk, identical_cold_prompts
 
 OPERATIONS = 400
 """Per case and seed: more than 10,000 over all cases."""
@@ -36,4 +36,9 @@ def test_the_walk_meets_everything_it_is_there_for():
     for index in (0, 8, 9):
         figures.add(Walk(CASES[index], seed=100 + index).run(OPERATIONS))
     assert set(figures.endings) == {"stop", "length", "abort", "error"}
-    assert min(figures.refused, figures.preemptions, figures.recomputed, figures.held_back) > 0
+    assert min(figures.refused, figures.recomputed, figures.held_back) > 0
+    assert figures.preemptions > figures.forced > 0
+
+
+def test_64_identical_cold_prompts_compute_once_on_the_real_runner():
+    assert identical_cold_prompts() <= 512 + 64 * 16

@@ -103,35 +103,27 @@ class Lifecycle:
         refusal = refuse(request, self.waiting, self.config)
         if refusal is not None:
             return refusal
-        config = self.config
-        root = root_digest(
-            CacheIdentity(
-                config.layout_version,
-                config.model_digest,
-                config.quantization,
-                config.kv_dtype,
-                request.adapter_digest,
-                request.salt,
-            )
-        )
-        digests: list[bytes] = []
         for identity in request.sequences:
             if identity in self._sequences:
                 raise ValueError(f"sequence {identity} exists already")
+        root = self._root(request)
+        digests: list[bytes] = []
+        for identity in request.sequences:
             sequence = Sequence(
                 id=identity,
                 key=(request.priority, request.arrival, identity),
                 tokens=list(request.prompt),
                 num_prompt_tokens=len(request.prompt),
                 stop=request.stop,
-                max_len=min(len(request.prompt) + request.stop.max_tokens, config.max_model_len),
+                max_len=min(len(request.prompt) + request.stop.max_tokens, self.config.max_model_len),
                 adapter=request.adapter,
                 reads_cache=not request.needs_all_positions,
                 root=root,
-                digests=digests,
+                digests=digests.copy(),
             )
-            if config.prefix_sharing:
-                digests = sequence.name_blocks(shareable_blocks(sequence, config.block_size), config.block_size).copy()
+            if self.config.prefix_sharing and not digests:
+                block_size = self.config.block_size
+                digests = sequence.name_blocks(shareable_blocks(sequence, block_size), block_size)
             self._sequences[identity] = sequence
             self.waiting.add(sequence, request.blocked)
         return None
@@ -317,6 +309,19 @@ class Lifecycle:
             sequence.slot = -1
         self.kv.release(sequence)
         self._let_go(self.hold_back.withdraw(sequence))
+
+    def _root(self, request: Request) -> bytes:
+        config = self.config
+        return root_digest(
+            CacheIdentity(
+                config.layout_version,
+                config.model_digest,
+                config.quantization,
+                config.kv_dtype,
+                request.adapter_digest,
+                request.salt,
+            )
+        )
 
     # --- Results ----------------------------------------------------------------------------------------------------
 
