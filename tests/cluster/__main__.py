@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -38,6 +39,11 @@ def plainly() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """SIGTERM during `up` cleans up as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 def running(name: str) -> LocalCluster:
     return local_cluster(name, start=False)
 
@@ -57,7 +63,7 @@ def up(
     proxy_port: Annotated[int, typer.Option(help="Loopback port of the HTTP proxy; 0 is any free one.")] = 0,
 ) -> None:
     """Start the cluster (two nodes, about 20 s) and print how to use it."""
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.signal(signal.SIGTERM, interrupt)
     with plainly():
         cluster = local_cluster(name, lifecycle.Options(gpus, api_port, proxy_port))
         console.print(f"cluster {name!r} is up, two nodes Ready (started in {cluster.facts['seconds']} s)")

@@ -6,16 +6,19 @@ interrupted goes on where it stopped, and two at once take turns.
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import ClusterError, tail
 from .image import Entry, Image, write_archive
+from .layout import clusters_dir
 from .progress import Step, Steps
 from .versions import BINARIES, COREDNS_IMAGE, DEBIAN, PAUSE_IMAGE, PROBE_IMAGE, Binary
 
@@ -29,9 +32,19 @@ def cache_dir() -> Path:
 
 
 def source_hash() -> str:
+    """Of everything that is built."""
+    return _hash([*(HERE / "go").rglob("*"), HERE / "versions.py", HERE / "image.py", HERE / "build.py"])
+
+
+def configuration_hash() -> str:
+    """Of everything that decides what a running cluster is: a test session does not reuse one of another hash."""
+    tests = {*HERE.glob("test_*.py"), HERE / "fixture.py", HERE / "pytest_plugin.py", HERE / "README.md"}
+    return _hash({path for path in HERE.rglob("*") if "__pycache__" not in path.parts} - tests)
+
+
+def _hash(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256(platform.machine().encode())
-    sources = [*sorted((HERE / "go").rglob("*")), HERE / "versions.py", HERE / "image.py", HERE / "build.py"]
-    for path in sources:
+    for path in sorted(sources):
         if path.is_file():
             digest.update(f"{path.relative_to(HERE)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -112,6 +125,16 @@ def build(final: Path, steps: Steps) -> None:
         coredns = Entry("bin/coredns", (binaries / "coredns").read_bytes())
         write_archive(partial / "coredns.tar", [Image(COREDNS_IMAGE, [Entry("bin"), coredns], ["/bin/coredns"])])
     partial.rename(final)
+    forget_old_builds(final)
+
+
+def forget_old_builds(newest: Path) -> None:
+    """Half a gigabyte each: all go but the newest and those that clusters run from."""
+    in_use = {json.loads(state.read_text())["build"] for state in clusters_dir().glob("*/state.json")}
+    for folder in newest.parent.iterdir():
+        is_build = re.fullmatch(r"[0-9a-f]{16}(\.partial)?", folder.name)
+        if is_build and folder != newest and str(folder) not in in_use:
+            shutil.rmtree(folder)
 
 
 def compile_go(go: str, binary: Binary, partial: Path, step: Step) -> None:

@@ -205,6 +205,11 @@ class LocalCluster(Cluster):
         self.wait(f"pvc/{claim}", "jsonpath={.status.phase}=Bound", namespace)
         return claim
 
+    def delete_static_volume(self, name: str, namespace: str, claim: str = "") -> None:
+        """Remove claim and volume once no pod uses them; the folder and its files stay."""
+        self.kubectl("delete", "pvc", claim or name, "-n", namespace, "--ignore-not-found")
+        self.kubectl("delete", "pv", f"{namespace}-{name}", "--ignore-not-found")
+
     # Faults. A program is etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy or relay on
     # "control", and containerd, kubelet, kube-proxy, kube-router or gpu-plugin on a node.
 

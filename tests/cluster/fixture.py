@@ -5,8 +5,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from . import lifecycle
+from .build import configuration_hash
 from .cluster import Cluster, LocalCluster, local_cluster
 from .foreign import foreign_cluster
+from .layout import Layout
 
 __all__ = ["Cluster", "LocalCluster", "get_cluster"]
 
@@ -23,4 +26,9 @@ def get_cluster() -> Cluster:
         cluster = foreign_cluster(Path(kubeconfig), os.environ.get("OCTAVO_TEST_REGISTRY", ""))
         print(f"tests run against context {cluster.name!r} of {kubeconfig}", file=sys.stderr)
         return cluster
-    return local_cluster(os.environ.get("OCTAVO_TEST_CLUSTER", NAME))
+    layout = Layout(os.environ.get("OCTAVO_TEST_CLUSTER", NAME))
+    facts = lifecycle.state(layout)
+    if facts and facts.get("configuration") != configuration_hash():
+        print(f"cluster {layout.name!r} was started by older sources: starting it anew", file=sys.stderr)
+        lifecycle.down(layout)
+    return local_cluster(layout.name)

@@ -49,7 +49,7 @@ def groups_of(name: str) -> list[Path]:
 
 
 def everything() -> dict[str, set[str]]:
-    """Links, routes, firewall rules, mounts, groups, named and unnamed network namespaces, and kernel settings."""
+    """Links, routes, firewall rules, mounts, groups, network namespaces, settings; without what is other clusters'."""
     settings = (Path("/proc/sys") / setting for setting in KERNEL_SETTINGS)
     return {
         "links": lines("ip", "-brief", "link"),
@@ -57,7 +57,7 @@ def everything() -> dict[str, set[str]]:
         "nft rules": lines("nft", "list", "ruleset"),
         "ipsets": lines("ipset", "list", "-name"),
         "mounts": {" ".join(line.split()[4:5]) for line in mounts()},
-        "control groups": {str(path) for path in control_groups()},
+        "control groups": {str(path) for path in control_groups() if not path.name.startswith("octavo-")},
         "network namespaces": network_namespaces(),
         "folders": {folder for folder in HOST_FOLDERS if Path(folder).exists()},
         "kernel settings": {f"{path} {path.read_text().strip()}" for path in settings if path.exists()},

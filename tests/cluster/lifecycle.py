@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from . import cgroups, control, programs
 from .boot import Boot
-from .build import Built
+from .build import Built, configuration_hash
 from .errors import ClusterError
 from .layout import Layout, clusters_dir
 from .progress import Steps
@@ -75,6 +75,7 @@ def up(layout: Layout, built: Built, options: Options) -> bool:
             "proxy_port": options.proxy_port or free_port(),
             "gpus": options.gpus,
             "build": str(built.folder),
+            "configuration": configuration_hash(),
         }
         try:
             with open("/proc/self/ns/net", "rb") as host_netns, Steps() as steps:

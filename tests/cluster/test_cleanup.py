@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,13 +81,18 @@ def test_up_starts_afresh_over_the_remains_of_a_dead_cluster() -> None:
         lifecycle.down(LAYOUT)
 
 
-@pytest.mark.parametrize("seconds", [0.8, 2.5, 6.0])
-def test_ctrl_c_during_up_leaves_nothing(seconds: float) -> None:
+@pytest.mark.parametrize(
+    "moment",
+    [LAYOUT.run, LAYOUT.control_socket, LAYOUT.logs / "node1" / "kubelet.log"],
+    ids=["writing files", "control plane starting", "nodes starting"],
+)
+@pytest.mark.parametrize("patience", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_up_leaves_nothing(moment: Path, patience: signal.Signals) -> None:
     ensure_built()
     with nothing_left():
         process = start_up()
-        time.sleep(seconds)  # not a wait for something: the moments at which a person loses patience
-        process.send_signal(signal.SIGINT)
+        wait_until(moment.exists, 30, f"{moment} appears during up", interval=0.01)
+        process.send_signal(patience)
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 130, output
 

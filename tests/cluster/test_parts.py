@@ -105,8 +105,9 @@ def test_a_static_volume_shows_a_host_folder_read_only(
     assert local_cluster.kubectl("exec", "-n", namespace, "reader", "--", "cat", "/wheels/wheel") == "torch"
     with pytest.raises(ClusterError, match="Read-only file system"):
         local_cluster.kubectl("exec", "-n", namespace, "reader", "--", "touch", "/wheels/new")
-    local_cluster.kubectl("delete", "pod/reader", "pvc/wheels", "-n", namespace)
-    local_cluster.kubectl("delete", f"pv/{namespace}-wheels")
+    local_cluster.kubectl("delete", "pod/reader", "-n", namespace)
+    local_cluster.delete_static_volume("wheels", namespace)
+    assert (tmp_path / "wheel").read_text() == "torch"
 
 
 def test_an_imported_image_runs_on_both_nodes(local_cluster: LocalCluster, namespace: str, tmp_path: Path) -> None:
