@@ -28,13 +28,14 @@ _TINY: Final = float(np.finfo(np.float32).tiny)
 class Partition(NamedTuple):
     """256 positions of one row's context.
 
-    start: the first position. length: how many are in the cache. blocks: int64 indices of those that hold them.
-    first: the first block if they are consecutive and complete, so that the cache itself can be read, else -1.
+    length: how many are in the cache. blocks: int64 indices of the blocks that hold them. freed: how many of those, from
+    the front, were freed behind the window and are another sequence's now. first: the first block if all are there and
+    consecutive, so that the cache itself can be read, else -1.
     """
 
-    start: int
     length: int
     blocks: Tensor
+    freed: int
     first: int
 
 
@@ -98,8 +99,9 @@ def plan_attention(
 def _partition(start: int, length: int, table: NDArray[np.int32], block_size: int) -> Partition:
     low = start // block_size
     blocks = table[low : low + -(-length // block_size)].astype(np.int64)
-    consecutive = length == PARTITION_TOKENS and blocks[0] >= 0 and bool((np.diff(blocks) == 1).all())
-    return Partition(start, length, torch.from_numpy(blocks), int(blocks[0]) if consecutive else -1)
+    freed = int((blocks < 0).sum())
+    consecutive = length == PARTITION_TOKENS and not freed and bool((np.diff(blocks) == 1).all())
+    return Partition(length, torch.from_numpy(blocks.clip(min=0)), freed, int(blocks[0]) if consecutive else -1)
 
 
 def _query_tile(
@@ -169,7 +171,8 @@ def _keys_values(cache: Tensor, partition: Partition) -> tuple[Tensor, Tensor]:
         both = cache.new_empty(2, blocks, block_size, kv_heads, head_dim)
         for source, target in zip(cache, both, strict=True):
             torch.index_select(source, 0, partition.blocks, out=target[: len(partition.blocks)])
-            # What lies behind the context may be another sequence's, even not finite, and 0 · inf is not 0.
+            # What lies outside the context may be another sequence's, even not finite, and 0 · inf is not 0.
+            target[: partition.freed].zero_()
             target.view(PARTITION_TOKENS, kv_heads, head_dim)[partition.length :].zero_()
     keys, values = both.reshape(2, PARTITION_TOKENS, kv_heads, head_dim).transpose(1, 2)
     return keys, values

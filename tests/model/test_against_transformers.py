@@ -1,0 +1,102 @@
+"""The reference backend computes what `transformers` computes, on random small models and on the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from octavo_engine.model.spec import UnsupportedModelError
+from octavo_engine.worker.backends.reference import build_reference
+from tests.model.exactness import compare
+from tests.model.stepping import Part, generate, run, tables
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped queries": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "one kv head": {"num_attention_heads": 4, "num_key_value_heads": 1},
+    "no groups": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied embeddings": {"tie_word_embeddings": True},
+    "odd sizes": {"vocab_size": 101, "intermediate_size": 37, "head_dim": 14, "num_attention_heads": 3,
+                  "num_key_value_heads": 3},
+    "wide heads": {"head_dim": 32, "num_hidden_layers": 1},
+    "linear scaling": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "llama 3 scaling": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        }
+    },
+}  # fmt: skip
+
+
+def random_llama(seed: int, **overrides: Any) -> LlamaForCausalLM:
+    """Weights large enough that a wrong rotation or a missing bias moves the logits far."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+    }  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**(sizes | overrides))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def greedy(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+    known = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            known.append(int(model(torch.tensor([known])).logits[0, -1].argmax()))
+    return known[len(prompt) :]
+
+
+@pytest.mark.parametrize("overrides", SHAPES.values(), ids=SHAPES.keys())
+def test_random_model_gives_the_logits_and_tokens_of_transformers(overrides: dict[str, Any], tmp_path: Path) -> None:
+    theirs = random_llama(3, **overrides)
+    theirs.save_pretrained(tmp_path)
+    ours = build_reference(tmp_path, threads=1)
+    prompts = [[int(t) for t in np.random.default_rng(n).integers(0, ours.vocab_size, n)] for n in (1, 16, 17, 300)]
+    ours.layout.allocate([20])
+    for prompt in prompts:
+        with torch.no_grad():
+            expected = theirs(torch.tensor([prompt])).logits[0].numpy()
+        got = run(ours, Part(tables(1, 20)[0], prompt, 0, every_position=True))
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert generate(ours, prompts[:3], 12).tokens == [greedy(theirs, prompt, 12) for prompt in prompts[:3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_checkpoint_in_shards_is_widened(dtype: torch.dtype, tmp_path: Path) -> None:
+    theirs = random_llama(4).to(dtype)
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ours = build_reference(tmp_path, threads=1)
+    ours.layout.allocate([2])
+    prompt = list(range(20))
+    # Read back, not cast: casting the module would leave its rotary frequencies rounded.
+    widened = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        expected = widened(torch.tensor([prompt])).logits[0].numpy()
+    got = run(ours, Part([0, 1], prompt, 0, every_position=True))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_greedy_output_of_the_bundled_model_is_that_of_transformers() -> None:
+    """The short form of `python -m tests.model.exactness` (20 prompts of 64 tokens)."""
+    figures = compare(num_prompts=4, num_tokens=10)
+    assert (figures.equal_prompts, figures.equal_tokens) == (4, 40)
+    assert figures.largest_difference < 1e-3
+
+
+@pytest.mark.parametrize(("flag", "options"), [("bfloat16", {"dtype": "bfloat16"}), ("int8", {"quantization": "int8"})])
+def test_arithmetic_that_is_not_served_is_refused(flag: str, options: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=flag):
+        build_reference(tmp_path, **options)
