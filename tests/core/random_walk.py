@@ -14,61 +14,29 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from octavo_engine.core.config import BlockReason, CacheGroup, Event, Refusal, Request, SchedulerConfig
 from octavo_engine.core.lifecycle import Lifecycle
-from octavo_engine.core.scheduler import Scheduler, create_scheduler
+from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.core.stop import StopRule
 from octavo_engine.sampling.settings import SamplingSettings, prepare
-from octavo_engine.worker.backends.scripted import EOS_TOKEN, ScriptedExecutable, build_scripted
+from octavo_engine.worker.backends.scripted import EOS_TOKEN, build_scripted
 from octavo_engine.worker.runner import Runner, StepError
-
-BLOCK = 4
-MAX_LEN = 64
-SLOTS = 6
-BUDGET = 24
-WINDOW = 10
-NAN_TOKEN, RAISE_TOKEN = 1, 2
-MODEL = f"scripted://?block_size={BLOCK}&max_len={MAX_LEN}&eos=0.03&nan={NAN_TOKEN}&raise={RAISE_TOKEN}"
-
-
-class Case(NamedTuple):
-    """One way to run the engine."""
-
-    policy: str = "continuous"
-    depth: int = 1
-    drafts: bool = False
-    allocation: str = "paged"
-    sharing: bool = True
-    window: bool = False
-
-
-CASES = (
-    *(
-        Case(depth=depth, drafts=drafts, allocation=allocation, window=window)
-        for depth in (1, 2)
-        for drafts in (False, True)
-        for allocation in ("paged", "contiguous")
-        for window in (False, True)
-    ),
-    *(Case(depth=depth, drafts=depth == 1, sharing=False) for depth in (1, 2)),
-    *(
-        Case(policy="static", depth=depth, allocation=allocation, window=window)
-        for depth in (1, 2)
-        for allocation in ("paged", "contiguous")
-        for window in (False, True)
-    ),
+from tests.core.walk_cases import (
+    BLOCK,
+    BUDGET,
+    CASES,
+    MAX_LEN,
+    NAN_TOKEN,
+    RAISE_TOKEN,
+    SLOTS,
+    Alone,
+    Case,
+    Ending,
+    build_model,
+    make_config,
 )
-
-
-class Ending(NamedTuple):
-    """What a sequence wrote, and how it ended."""
-
-    tokens: tuple[int, ...]
-    finish: str
-    stop_reason: int
 
 
 @dataclass
@@ -98,55 +66,6 @@ class Figures:
                 setattr(self, name, getattr(self, name) + value)
 
 
-def _model(case: Case, num_blocks: int) -> ScriptedExecutable:
-    model = build_scripted(MODEL + (f"&window={WINDOW}" if case.window else ""))
-    model.layout.allocate([num_blocks] * len(model.layout.groups))
-    return model
-
-
-def _config(case: Case, model: ScriptedExecutable, num_blocks: int, **changes: object) -> SchedulerConfig:
-    values = {
-        "groups": tuple(CacheGroup(num_blocks, group.window) for group in model.layout.groups),
-        "max_model_len": MAX_LEN,
-        "block_size": BLOCK,
-        "max_num_seqs": SLOTS,
-        "max_num_batched_tokens": BUDGET,
-        "eos_token_ids": model.eos_token_ids,
-        "policy": case.policy,
-        "kv_allocation": case.allocation,
-        "prefix_sharing": case.sharing,
-        "max_plans_in_flight": case.depth,
-        "max_drafts": 4,
-        "watermark": 0.1,
-    }
-    return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
-
-
-class Alone:
-    """The truth: each sequence run by itself in a large cache, one plan at a time, nothing shared."""
-
-    def __init__(self, case: Case) -> None:
-        model = _model(case, 4 * MAX_LEN // BLOCK)
-        plain = case._replace(policy="continuous", depth=1, drafts=False, allocation="paged", sharing=False)
-        self.scheduler = Scheduler(_config(plain, model, 4 * MAX_LEN // BLOCK, max_num_batched_tokens=MAX_LEN))
-        self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
-        self._next = 0
-
-    def run(self, request: Request, settings: SamplingSettings) -> Ending:
-        """Return what `request`'s one choice writes."""
-        self._next += 1
-        self.runner.register(self._next, settings)
-        assert self.scheduler.submit(request._replace(sequences=(self._next,), blocked=None)) is None
-        tokens: list[int] = []
-        while (plan := self.scheduler.schedule()) is not None:
-            for event in self.scheduler.commit(plan, self.runner.execute(plan)):
-                tokens += event.tokens
-                if event.finish:
-                    self.runner.forget(self._next)
-                    return Ending(tuple(tokens), event.finish, event.stop_reason)
-        raise AssertionError("the sequence did not end")
-
-
 class Walk:
     """One walk: the engine under test beside the truth, checked after every operation."""
 
@@ -154,14 +73,15 @@ class Walk:
         self.case = case
         self.random = random.Random(seed)
         num_blocks = 3 * MAX_LEN // BLOCK if case.allocation == "contiguous" else 18
-        model = _model(case, num_blocks)
+        model = build_model(case, num_blocks)
         self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
         self.scheduler: Lifecycle = create_scheduler(
-            _config(case, model, num_blocks, max_queue_requests=24), self.propose if case.drafts else None
+            make_config(case, model, num_blocks, max_queue_requests=24), self.propose if case.drafts else None
         )
         self.alone = Alone(case)
         self.figures = Figures()
-        self.in_flight: deque[tuple[StepPlan, StepResult | StepError]] = deque()
+        self.in_flight: deque[StepPlan] = deque()
+        self.computed: deque[StepResult | StepError] = deque()
         self.expected: dict[int, Ending] = {}
         self.full: dict[int, tuple[int, ...]] = {}
         self.written: dict[int, list[int]] = {}
@@ -255,16 +175,29 @@ class Walk:
         assert plan.rows, "an empty step"
         assert plan.num_tokens <= BUDGET or self.case.policy == "static"
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
-        try:
-            self.in_flight.append((plan, self.runner.execute(plan)))
-        except StepError as error:
-            self.in_flight.append((plan, error))
+        self.in_flight.append(plan)
+        if self.random.random() < 0.5:
+            self.compute(len(self.in_flight))
         if self.case.depth == 1 or self.random.random() < 0.3:
             self.commit()
 
+    def compute(self, count: int) -> None:
+        """Let the runner catch up with the oldest `count` plans: ahead of the commits, or only just in time."""
+        while len(self.computed) < count:
+            plan = self.in_flight[len(self.computed)]
+            try:
+                self.computed.append(self.runner.execute(plan))
+            except StepError as error:
+                self.computed.append(error)
+
+    def landed(self) -> tuple[StepPlan, StepResult | StepError]:
+        """Take the oldest plan and its result."""
+        self.compute(1)
+        return self.in_flight.popleft(), self.computed.popleft()
+
     def commit(self) -> None:
         """Take in the oldest plan's result."""
-        plan, result = self.in_flight.popleft()
+        plan, result = self.landed()
         if isinstance(result, StepError):
             self.tell(self.scheduler.fail(plan, str(result)))
             return
@@ -289,7 +222,7 @@ class Walk:
     def fail(self) -> None:
         """The oldest step in flight raises after all."""
         if self.in_flight:
-            plan, _ = self.in_flight.popleft()
+            plan, _ = self.landed()
             self.doomed |= {row.sequence for row in plan.rows}
             self.tell(self.scheduler.fail(plan, "told to"))
 
@@ -329,7 +262,6 @@ class Walk:
         elif event.finish == "error":
             assert event.detail
         self.figures.endings[event.finish] += 1
-        self.runner.forget(sequence)
         self.ended.append(sequence)
         self.blocked.discard(sequence)
         del self.expected[sequence], self.full[sequence]

@@ -142,3 +142,20 @@ def test_a_longer_follower_computes_its_own_rest_and_leads_it():
     drive.step()
     assert drive.rows()[longer] == 3
     drive.finish()
+
+
+def test_a_great_many_followers_are_held_back_over_several_steps():
+    """A step's work is bounded by the batch, not by the queue."""
+    drive = Drive(max_num_seqs=4, max_num_batched_tokens=16)
+    drive.submit(range(100, 120), 30)
+    drive.step()
+    for _ in range(40):
+        drive.submit(PROMPT, 1)
+    held = []
+    for _ in range(3):
+        drive.plan()
+        held.append(sum(reason is BlockReason.PREFIX for reason in reasons(drive, *range(2, 41))))
+        drive.commit()
+    assert 0 < max(held) <= 2 * 4
+    drive.finish()
+    assert all(drive.text(n) == continuation(PROMPT, 1) for n in range(1, 41))

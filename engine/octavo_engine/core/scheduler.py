@@ -69,7 +69,10 @@ class Scheduler(Lifecycle):
 
     def _plan_waiting(self, step: StepBuilder) -> None:
         """Admit in order while there is budget, a slot and room; the first that does not fit ends it."""
-        while step.budget > 0 and self._free_slots and (sequence := self.waiting.first()):
+        # The bound keeps a step short when a great many wait behind one leader: the rest is looked at in the next step.
+        looks = 2 * self.config.max_num_seqs
+        while looks and step.budget > 0 and self._free_slots and (sequence := self.waiting.first()):
+            looks -= 1
             hit = self.kv.find_hit(sequence)
             awaited = self._awaited(sequence, hit)
             if awaited is not None:
