@@ -17,6 +17,7 @@ from .build import ensure_built
 from .cluster import LocalCluster, local_cluster
 from .errors import ClusterError
 from .layout import Layout, Node
+from .leftovers import cluster_names
 from .leftovers import leftovers as find_leftovers
 from .progress import console
 
@@ -71,12 +72,16 @@ def up(
 
 
 @app.command()
-def down(name: Name = DEFAULT) -> None:
+def down(
+    name: Name = DEFAULT,
+    every: Annotated[bool, typer.Option("--all", help="Every cluster of this machine, whatever its name.")] = False,
+) -> None:
     """Stop the cluster and remove every trace of it, also after a crash."""
     with plainly():
-        lifecycle.down(Layout(name))
-        if left := find_leftovers(name):
-            raise ClusterError("still there after down:\n" + "\n".join(left))
+        for each in cluster_names() if every else [name]:
+            lifecycle.down(Layout(each))
+            if left := find_leftovers(each):
+                raise ClusterError("still there after down:\n" + "\n".join(left))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from . import control
 from .api import Api, ApiError, condition
 from .build import Built
 from .errors import ClusterError, tail
+from .importing import import_archive
 from .layout import Layout, Node
 from .progress import Steps
 from .waiting import wait_until
@@ -119,14 +120,6 @@ class Boot:
             check_unless_dying, seconds, what, ignore=(OSError, ApiError),
             blame=lambda: tail(logs / f"{suspect}.log"), cancelled=self.cancelled,
         )  # fmt: skip
-
-
-def import_archive(built: Built, node: Node, archive: Path) -> None:
-    ctr = [str(built.binaries / "ctr"), "-a", str(node.containerd_socket), "-n", "k8s.io"]
-    command = [*ctr, "images", "import", str(archive)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finished.returncode:
-        raise ClusterError(f"importing {archive} into {node.name} failed: {finished.stderr.strip()}")
 
 
 def apply(layout: Layout, built: Built, manifest: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from . import control, lifecycle
-from .boot import NODE_PROGRAMS, Boot, import_archive
+from .boot import NODE_PROGRAMS, Boot
 from .build import Built, ensure_built
 from .errors import ClusterError
+from .importing import import_archive
 from .layout import DOMAIN, Layout
 from .namespaces import network_of
 from .waiting import wait_until
@@ -122,7 +123,7 @@ class LocalCluster(Cluster):
         return finished.stdout
 
     def import_images(self, *archives: Path) -> None:
-        """OCI archives into every node's containerd, nodes side by side."""
+        """OCI archives into every node's containerd, nodes side by side; what a node has already costs nothing."""
         for archive in archives:
             if not Path(archive).exists():
                 raise ClusterError(f"no image archive {archive}: build the images first")

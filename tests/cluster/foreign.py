@@ -51,7 +51,7 @@ class ForeignCluster(Cluster):
         for forward in self._forwards:
             with contextlib.suppress(ProcessLookupError):
                 forward.kill()
-            forward.wait()
+            forward.communicate()
 
 
 def foreign_cluster(kubeconfig: Path, registry: str) -> ForeignCluster:

@@ -43,6 +43,13 @@ def leftovers(name: str = "") -> list[str]:
     return found
 
 
+def cluster_names() -> list[str]:
+    """Every cluster that runs, or has left a group or a folder."""
+    groups = {group.name.removeprefix("octavo-") for group in groups_of("")}
+    folders = {path.name for path in clusters_dir().glob("*") if path.is_dir()}
+    return sorted(groups | folders)
+
+
 def groups_of(name: str) -> list[Path]:
     """The control groups of the cluster `name`; of every cluster, if empty."""
     return [g for g in control_groups() if g.name == f"octavo-{name}" or (not name and g.name.startswith("octavo-"))]
