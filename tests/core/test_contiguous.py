@@ -72,6 +72,23 @@ def test_the_longest_free_run_is_taken_so_that_recent_prefixes_stay():
     drive.finish()
 
 
+def test_a_copy_is_found_after_its_original_was_evicted():
+    drive = contiguous(32)
+    prompt = list(range(17))
+    drive.submit(prompt, 1)
+    drive.finish()
+    copy = drive.submit(prompt, 20)
+    drive.step()
+    assert drive.plans[-1].copies
+    drive.submit(range(100, 117), 1)
+    drive.step()
+    assert drive.running() == [copy], "the original's run is another's now"
+    drive.finish()
+    again = drive.submit(prompt, 1)
+    drive.step()
+    assert drive.rows() == {again: 1}
+
+
 @pytest.mark.parametrize("sharing", [True, False])
 def test_nothing_is_preempted_and_every_text_is_right(sharing):
     drive = contiguous(35, prefix_sharing=sharing)

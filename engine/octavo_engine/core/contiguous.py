@@ -79,6 +79,13 @@ class ContiguousAllocator:
         if behind is not None or not sequence.tables:
             return
         self._free_runs.append(sequence.tables[0][0] // self.run_blocks)
-        for pool, table in zip(self.pools, sequence.tables, strict=True):
+        for pool, group, table in zip(self.pools, self._config.groups, sequence.tables, strict=True):
+            if self._config.prefix_sharing and not group.window:
+                self._inherit(pool, sequence, table)
             pool.free(table)
         sequence.tables = []
+
+    def _inherit(self, pool: BlockPool, sequence: Sequence, table: Blocks[int]) -> None:
+        """Let copies be found whose originals were evicted meanwhile (in a window group a hit is not copied whole)."""
+        for block, digest in zip(table[: sequence.num_published], sequence.digests, strict=False):
+            pool.publish(block, digest)

@@ -9,6 +9,7 @@ an earlier one that writes it is still in flight, because plans run in order.
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
@@ -74,7 +75,7 @@ class Totals:
     reserved_slots: int = 0
 
 
-class Lifecycle:
+class Lifecycle(ABC):
     """Everything about sequences but the choice of rows, which is `Scheduler`'s and `StaticScheduler`'s."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -227,9 +228,9 @@ class Lifecycle:
 
     # --- Choosing rows: the schedulers' part ----------------------------------------------------------------------
 
+    @abstractmethod
     def _fill(self, step: StepBuilder) -> None:
         """Put rows into `step`."""
-        raise NotImplementedError
 
     def _end(self, sequence: Sequence) -> None:
         """`sequence` has finished: give back what it holds."""
