@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from octavo_engine.model.files import cache_root, write_atomically
 Progress = Callable[[str, float], None]
 """Called with a stage a person understands and how far it is, 0 to 1."""
 
+_log = logging.getLogger(__name__)
 _CHUNK = 8 * 1024 * 1024
 
 
@@ -28,9 +29,11 @@ def file_sha256(path: Path, progress: Progress | None = None) -> str:
         return memo.read_text("ascii")
     except OSError:
         digest = _read_sha256(path, status.st_size, progress)
-    # Not being able to remember is no failure: the digest itself is right.
-    if os.access(next(parent for parent in memo.parents if parent.exists()), os.W_OK):
+    try:
         write_atomically(memo, digest.encode("ascii"))
+    except OSError as error:
+        # A read-only or full cache: the digest itself is right.
+        _log.info("The digest of %s is not remembered (%s); it is computed again at the next start.", path, error)
     return digest
 
 

@@ -136,6 +136,9 @@ def llama_spec(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
         raise UnsupportedModelError(
             "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
         )
+    needed = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
+    if missing := [name for name in needed if config.get(name) is None]:
+        raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}; download the model again.")
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or hidden_size // num_heads)
     norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)))

@@ -28,9 +28,9 @@ _TINY: Final = float(np.finfo(np.float32).tiny)
 class Partition(NamedTuple):
     """256 positions of one row's context.
 
-    length: how many are in the cache. blocks: int64 indices of the blocks that hold them. freed: how many of those, from
-    the front, were freed behind the window and are another sequence's now. first: the first block if all are there and
-    consecutive, so that the cache itself can be read, else -1.
+    length: how many are in the cache. blocks: int64 indices of the blocks that hold them. freed: how many of those,
+    from the front, were freed behind the window and are another sequence's now. first: the first block if all are
+    there and consecutive, so that the cache itself can be read, else -1.
     """
 
     length: int

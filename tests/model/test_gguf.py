@@ -1,0 +1,136 @@
+"""GGUF files: metadata, stored kinds, and the order of rotated rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+from octavo_engine.model.checkpoint import open_checkpoint
+from octavo_engine.model.gguf import half_rotation_rows
+from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.spec import UnsupportedModelError
+from octavo_engine.worker.backends.reference import build_reference
+from tests.model.conftest import write_random_llama
+from tests.model.stepping import Part, run
+
+_NAMES = {
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
+
+def write_gguf(folder: Path, path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32, **extra: Any) -> None:
+    """Convert a Hugging Face folder as llama.cpp's converter does: q and k rows interleaved, matrices in `kind`."""
+    source = open_checkpoint(folder)
+    spec = source.spec
+    attention = spec.layers[0].attention
+    writer = GGUFWriter(path, extra.get("architecture", "llama"))
+    writer.add_block_count(len(spec.layers))
+    writer.add_context_length(spec.max_position)
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_feed_forward_length(spec.layers[0].mlp.intermediate_size)
+    writer.add_head_count(attention.num_heads)
+    writer.add_head_count_kv(attention.num_kv_heads)
+    writer.add_key_length(attention.head_dim)
+    writer.add_rope_freq_base(attention.rope.theta)
+    writer.add_rope_dimension_count(attention.rope.dim)
+    writer.add_layer_norm_rms_eps(spec.final_norm.eps)
+    writer.add_eos_token_id(7)
+
+    def add(name: str, ours: str, heads: int = 0) -> None:
+        values = source.tensor(ours).dequantize()
+        if heads:
+            halves = values.reshape(heads, 2, attention.head_dim // 2, -1)
+            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+        if values.ndim == 2 and kind != GGMLQuantizationType.F32:
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+
+    add("token_embd.weight", "embedding.weight")
+    add("output_norm.weight", "final_norm.weight")
+    if not spec.tied_embeddings:
+        add("output.weight", "head.weight")
+    for layer in range(len(spec.layers)):
+        for ours, theirs in _NAMES.items():
+            heads = {"q": attention.num_heads, "k": attention.num_kv_heads}.get(ours, 0)
+            add(f"blk.{layer}.{theirs}.weight", f"layers.{layer}.{ours}.weight", heads)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_converted_model_computes_the_same_bits(tied: bool, tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "hf", tie_word_embeddings=tied)
+    write_gguf(folder, tmp_path / "model.gguf")
+    results = []
+    for source in (folder, tmp_path / "model.gguf"):
+        model = build_reference(source, threads=1)
+        model.layout.allocate([3])
+        results.append(run(model, Part([2, 0, 1], list(range(40)), 0, every_position=True)))
+    assert np.array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_stored_kinds_are_close_to_what_was_stored(kind: str, tmp_path: Path) -> None:
+    folder = write_random_llama(
+        tmp_path / "hf", hidden_size=64, intermediate_size=96, head_dim=32, num_attention_heads=2
+    )
+    write_gguf(folder, tmp_path / "model.gguf", GGMLQuantizationType[kind])
+    exact, stored = open_checkpoint(folder), open_checkpoint(tmp_path / "model.gguf")
+    assert stored.quantization == kind
+    for name in ("layers.1.q.weight", "layers.0.down.weight", "embedding.weight"):
+        tensor = stored.tensor(name)
+        assert tensor.kind == kind
+        difference = tensor.dequantize() - exact.tensor(name).dequantize()
+        assert difference.shape == tensor.shape
+        assert np.abs(difference).max() < {"F16": 0.001, "BF16": 0.01, "Q8_0": 0.02}.get(kind, 0.25)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="Q9_X"):
+        QTensor("Q9_X", (1, 32), (np.zeros((1, 32), np.uint8),)).dequantize()
+
+
+def test_half_rotation_rows_undo_the_converter() -> None:
+    stored = np.arange(12).reshape(2, 2, 3).swapaxes(1, 2).reshape(-1)
+    assert stored[half_rotation_rows(2, 6)].tolist() == list(range(12))
+
+
+def test_the_bundled_model_is_what_its_card_says(smollm2_path: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_path)
+    spec, attention = checkpoint.spec, checkpoint.spec.layers[0].attention
+    assert (spec.vocab_size, spec.hidden_size, len(spec.layers), spec.max_position) == (49152, 576, 30, 8192)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (9, 3, 64)
+    assert (attention.rope.theta, spec.tied_embeddings) == (100000.0, True)
+    assert (checkpoint.quantization, checkpoint.eos_token_ids) == ("Q4_1", (2,))
+
+
+def test_a_file_that_was_cut_short_is_refused(smollm2_path: Path, tmp_path: Path) -> None:
+    for size in (0, 3, 1000, 5_000_000):
+        cut = tmp_path / f"{size}.gguf"
+        with smollm2_path.open("rb") as stream:
+            cut.write_bytes(stream.read(size))
+        with pytest.raises(UnsupportedModelError, match="download it again"):
+            open_checkpoint(cut)
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "hf")
+    write_gguf(folder, tmp_path / "model.gguf", architecture="rwkv6")
+    with pytest.raises(UnsupportedModelError, match="rwkv6"):
+        open_checkpoint(tmp_path / "model.gguf")

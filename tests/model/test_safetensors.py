@@ -1,0 +1,85 @@
+"""Hugging Face folders: what is read, and what is refused with which sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo_engine.model.checkpoint import open_checkpoint
+from octavo_engine.model.spec import UnsupportedModelError
+from tests.model.conftest import write_random_llama
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: value for name, value in (config | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "[Qq]uantised"),
+        ({"num_key_value_heads": 4}, "do not divide"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_what_is_not_served_is_named(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    write_random_llama(tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(UnsupportedModelError, match=sentence):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])
+def test_a_file_that_was_cut_short_is_refused(keep: int, tmp_path: Path) -> None:
+    file = write_random_llama(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UnsupportedModelError, match="download it again"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_random_llama(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
+    with pytest.raises(UnsupportedModelError, match="model-00002-of-00002"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    write_random_llama(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(UnsupportedModelError, match="outside its folder"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write_random_llama(tmp_path)
+    edit(tmp_path, num_hidden_layers=3)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.2\.self_attn"):
+        open_checkpoint(tmp_path).tensor("layers.2.q.weight")
+
+
+def test_generation_config_says_which_tokens_end_a_sequence(tmp_path: Path) -> None:
+    write_random_llama(tmp_path)
+    assert open_checkpoint(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    assert open_checkpoint(tmp_path).eos_token_ids == (5, 9)
+
+
+def test_tensors_are_views_of_the_mapped_file(tmp_path: Path) -> None:
+    plane = open_checkpoint(write_random_llama(tmp_path)).tensor("layers.0.gate.weight").planes[0]
+    assert not plane.flags.writeable
+    assert plane.dtype == np.float32
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="neither"):
+        open_checkpoint(tmp_path)
