@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -227,3 +228,30 @@ def test_b31_admitted_is_what_ended_and_what_is_in_flight(narrow: Server) -> Non
     narrow.wait_idle()
     ended, _ = totals()
     assert ended - began == 12
+
+
+def test_b23_a_thousand_requests_into_two_slots_are_answered_or_refused(narrow: Server) -> None:
+    """Nobody hangs, nobody sees a 5xx, and the refused never began."""
+
+    async def ask(statuses: list[int]) -> None:
+        body = b'{"prompt":"p","max_tokens":1}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", narrow.port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = await reader.read()
+        writer.close()
+        statuses.append(int(answer[9:12]))
+        assert answer[9:12] == b"200" or b"x-octavo-not-started: 1" in answer
+
+    async def run() -> list[int]:
+        statuses: list[int] = []
+        async with asyncio.TaskGroup() as group:
+            for _ in range(1000):
+                group.create_task(ask(statuses))
+        return statuses
+
+    statuses = asyncio.run(run())
+    assert len(statuses) == 1000
+    assert set(statuses) <= {200, 429}
+    assert statuses.count(200) >= 8
+    narrow.wait_idle()

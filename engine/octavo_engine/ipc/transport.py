@@ -71,8 +71,8 @@ class ServerEndpoint:
         return self._decoder.decode(await self._up.recv())
 
     def close(self) -> None:
-        """Close the pipes and remove the folder."""
-        self._down.close(linger=_LINGER_MILLISECONDS)
+        """Close the pipes and remove the folder: the engine has gone by now, or is killed."""
+        self._down.close(linger=0)
         self._up.close(linger=0)
         self._context.term()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Final
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.launch import launch_engine
 
-STOP_SECONDS: Final = 5.0
+STOP_SECONDS: Final = 3.0
 """How long an engine that was told to leave may take."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -16,8 +17,8 @@ BODY_SECONDS: Final = 60
 """A body that has not arrived by then is given up (408)."""
 STALL_SECONDS: Final = 120
 """A client that takes nothing for so long is cut off: its sequences' blocks are wanted."""
-SMALL_BODY: Final = 64 * 1024
-"""Bodies up to this size are read without asking the budget."""
+SMALL_BODY: Final = 32 * 1024
+"""Bodies up to this size are read without asking the budget, and by the tokenising process for small ones."""
 BUDGET_BYTES: Final = 2 * contract.MAX_BODY_BYTES
 """Bytes of large bodies held at the same time; others wait unread, in their senders' hands."""
 
@@ -27,24 +28,43 @@ class ClientGone(Exception):
 
 
 class BodyBudget:
-    """A bound on the bytes of all large bodies in memory."""
+    """A bound on the bytes of all large bodies in memory; who waits for room is served in order."""
 
     def __init__(self, limit: int = BUDGET_BYTES) -> None:
         """Allow `limit` bytes."""
         self._free = limit
-        self._condition = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be taken."""
+        return self._free
 
     async def acquire(self, size: int) -> None:
         """Wait for room for `size` bytes."""
-        async with self._condition:
-            await self._condition.wait_for(lambda: self._free >= size)
+        if not self._waiting and size <= self._free:
             self._free -= size
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, granted)
+        self._waiting.append(entry)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.release(size)
+            else:
+                self._waiting.remove(entry)
+                self.release(0)
+            raise
 
-    async def release(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give `size` bytes back."""
-        async with self._condition:
-            self._free += size
-            self._condition.notify_all()
+        self._free += size
+        while self._waiting and self._waiting[0][0] <= self._free:
+            wanted, granted = self._waiting.popleft()
+            self._free -= wanted
+            granted.set_result(None)
 
 
 class Exchange:
@@ -84,12 +104,12 @@ class Exchange:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._collect(), held
         except TimeoutError:
-            await budget.release(held)
+            budget.release(held)
             raise ApiError(
                 408, "The request body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
             ) from None
         except BaseException:
-            await budget.release(held)
+            budget.release(held)
             raise
 
     async def _collect(self) -> bytes:

@@ -60,13 +60,14 @@ class JobEndpoint:
         state = self._state
         state.check_accepts()
         arrived = state.clock()
-        _check_queue(state, 1, 0)
+        if self._route in ("completions", "chat"):
+            _check_queue(state, 1, 0)
         body, held = await exchange.read_body(state.budget)
         async with exchange:
             try:
                 result = await self._read(body, exchange)
             finally:
-                await state.budget.release(held)
+                state.budget.release(held)
             del body
             if isinstance(result, Answer):
                 await exchange.respond(200, result.body, {})

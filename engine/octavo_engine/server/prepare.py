@@ -194,8 +194,10 @@ def _missing(name: str, body: dict[str, Any]) -> ApiError:
 def _render(messages: list[dict[str, str]], add_generation_prompt: bool, text_model: TextModel) -> Sequence[int]:
     try:
         return text_model.encode_chat(messages, add_generation_prompt=add_generation_prompt)
-    except (TemplateError, EncodingError) as error:
-        raise invalid(f"The chat template refused the messages: {error}", "messages", "invalid_value") from None
+    except TemplateError as error:
+        raise invalid(f"The chat template refused the messages: {error}", error.param, "invalid_value") from None
+    except EncodingError as error:
+        raise invalid(str(error), "messages", "invalid_value") from None
 
 
 # --- Tokens in, tokens out --------------------------------------------------------------------------------------

@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 EXIT_DRAINED: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_FORCED: Final = 128 + signal.SIGTERM
-FLUSH_SECONDS: Final = 5.0
-"""How long the last frames may take to reach clients that still read."""
+FLUSH_SECONDS: Final = 3.0
+"""How long the last frames may take to reach clients that still read; with what follows, well within
+`contract.TERMINATION_MARGIN_SECONDS`."""
 BACKLOG: Final = 4096
 
 Report = Callable[[str, float], None]

@@ -15,16 +15,17 @@ from collections import deque
 from typing import Final
 
 from octavo_engine.server import frames
-from octavo_engine.server.errors import ApiError, invalid, queue_full, unavailable
+from octavo_engine.server.errors import ApiError, queue_full, unavailable
+from octavo_engine.server.exchange import SMALL_BODY
 from octavo_engine.server.jobs import Answer, Job, Prepared, Refusal
 
 log = logging.getLogger(__name__)
 
-SMALL_BODY: Final = 32 * 1024
-"""Bodies up to this size take the first lane: a few milliseconds each."""
-MAX_WAITING: Final = 4096
-JOB_SECONDS: Final = 30.0
-"""A job that takes longer is broken off: a chat template in a loop, not a long prompt."""
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of all bodies that wait for one lane; one more is refused (429)."""
+JOB_SECONDS: Final = 120.0
+"""A job that takes longer is broken off. Templates have their own, much shorter limit, and tokenising is linear: this
+is the last resort, generous because the engine's threads go first on a busy machine."""
 RESTART_SECONDS: Final = 1.0
 """Wait before a process is started again that died before it was ready."""
 
@@ -44,7 +45,13 @@ class _Waiting:
 class Lane:
     """One tokenising process and the jobs that wait for it."""
 
-    def __init__(self, source: str, nice: int, job_seconds: float = JOB_SECONDS) -> None:
+    def __init__(
+        self,
+        source: str,
+        nice: int,
+        job_seconds: float = JOB_SECONDS,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
         """Make a lane for the model at `source`, its process `nice` steps behind the API process."""
         self._source = source
         self._nice = nice
@@ -52,7 +59,8 @@ class Lane:
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._process: Process | None = None
-        self.waiting_bytes = 0
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting_bytes = 0
 
     @property
     def pid(self) -> int | None:
@@ -61,17 +69,19 @@ class Lane:
 
     async def run(self, job: Job) -> Prepared | Answer:
         """Do a job. Raises ApiError: the request's own fault (4xx), or a full lane (429)."""
-        if len(self._queue) >= MAX_WAITING:
+        if self._waiting_bytes + len(job.body) > self._max_waiting_bytes:
             raise queue_full("Too many requests are waiting to be read. Retry later.")
         waiting = _Waiting(job)
         self._queue.append(waiting)
+        self._waiting_bytes += len(job.body)
         self._arrived.set()
         try:
             return await waiting.done
         finally:
-            if not waiting.done.done() or waiting.done.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._queue.remove(waiting)
+            self._waiting_bytes -= len(job.body)
+            # A client that has gone takes its job out of the queue, unless the process has it already.
+            with contextlib.suppress(ValueError):
+                self._queue.remove(waiting)
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded. Raises TokenizerUnavailable."""
@@ -107,7 +117,7 @@ class Lane:
         except TimeoutError:
             await self.stop()
             limit = f"{self._job_seconds:g} seconds"
-            _settle(waiting, invalid(f"The request took more than {limit} to render and tokenise."))
+            _settle(waiting, unavailable(f"The request took more than {limit} to tokenise. Retry later."))
         except (EOFError, OSError, TokenizerUnavailable) as error:
             log.error("A tokenising process has died (%s); it is started again.", type(error).__name__)
             await self.stop()
@@ -155,12 +165,12 @@ async def _read_frame(process: Process) -> bytes:
 
 
 class TokenizePool:
-    """A lane for small requests, and one for large ones at the lowest priority."""
+    """A lane for small requests, and one for large ones at a low priority."""
 
     def __init__(self, source: str, job_seconds: float = JOB_SECONDS) -> None:
         """Make the pool for the model at `source` (what `load_tokenizer` takes)."""
         self.small = Lane(source, nice=2, job_seconds=job_seconds)
-        self.large = Lane(source, nice=15, job_seconds=job_seconds)
+        self.large = Lane(source, nice=10, job_seconds=job_seconds)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

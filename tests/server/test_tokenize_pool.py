@@ -1,0 +1,159 @@
+"""The tokenising processes and the bounds before them: lanes, deaths, time-outs, bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo_engine.server.errors import ApiError
+from octavo_engine.server.exchange import SMALL_BODY, BodyBudget
+from octavo_engine.server.jobs import Answer, Job, Limits, Prepared
+from octavo_engine.server.tokenize_pool import Lane, TokenizePool, TokenizerUnavailable
+
+LIMITS = Limits(("m",), 10**6, 259, 10**6)
+SOURCE = "scripted://"
+
+
+def job(prompt: str = "hello", **fields: Any) -> Job:
+    return Job("completions", json.dumps({"prompt": prompt, **fields}).encode(), LIMITS)
+
+
+def with_lane(use: Callable[[Lane], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        lane = Lane(SOURCE, 0, **options)
+        await lane.start()
+        task = asyncio.create_task(lane.serve())
+        try:
+            await use(lane)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await lane.stop()
+
+    asyncio.run(run())
+
+
+def test_a_job_comes_back_as_token_ids() -> None:
+    async def use(lane: Lane) -> None:
+        result = await lane.run(job())
+        assert isinstance(result, Prepared)
+        assert result.prompts == (b"".join(byte.to_bytes(4, "little") for byte in b"hello"),)
+        answer = await lane.run(Job("detokenize", b'{"tokens": [104, 105]}', LIMITS))
+        assert answer == Answer(b'{"prompt":"hi"}')
+
+    with_lane(use)
+
+
+def test_a_refusal_comes_back_as_itself() -> None:
+    async def use(lane: Lane) -> None:
+        with pytest.raises(ApiError) as refused:
+            await lane.run(job(temperature=9))
+        assert (refused.value.status, refused.value.param) == (400, "temperature")
+
+    with_lane(use)
+
+
+def test_a_process_that_dies_costs_its_own_job_only() -> None:
+    async def use(lane: Lane) -> None:
+        first = lane.pid
+        assert first is not None
+        psutil.Process(first).kill()
+        with pytest.raises(ApiError) as lost:
+            await lane.run(job())
+        assert lost.value.status == 503
+        assert isinstance(await lane.run(job()), Prepared)
+        assert lane.pid != first
+
+    with_lane(use)
+
+
+def test_a_job_that_takes_too_long_is_broken_off() -> None:
+    async def use(lane: Lane) -> None:
+        assert lane.pid is not None
+        psutil.Process(lane.pid).suspend()
+        stuck = asyncio.create_task(lane.run(job()))
+        waiting = asyncio.create_task(lane.run(job()))
+        with pytest.raises(ApiError) as late:
+            await stuck
+        assert late.value.status == 503
+        assert isinstance(await waiting, Prepared), "the next one has a new process"
+
+    with_lane(use, job_seconds=2.0)
+
+
+def test_what_waits_is_bounded_in_bytes_and_forgotten_when_the_client_leaves() -> None:
+    async def use(lane: Lane) -> None:
+        assert lane.pid is not None
+        process = psutil.Process(lane.pid)
+        process.suspend()
+        running = [asyncio.create_task(lane.run(job())) for _ in range(10)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as full:
+            await lane.run(job())
+        assert full.value.status == 429
+        for task in running[3:]:
+            task.cancel()
+        await asyncio.gather(*running[3:], return_exceptions=True)
+        after = asyncio.create_task(lane.run(job()))
+        process.resume()
+        results = await asyncio.gather(*running[:3], after)
+        assert all(isinstance(result, Prepared) for result in results)
+
+    with_lane(use, max_waiting_bytes=len(job().body) * 10)
+
+
+def test_large_bodies_have_a_lane_of_their_own() -> None:
+    async def run() -> None:
+        pool = TokenizePool(SOURCE)
+        await pool.start()
+        try:
+            assert pool.large.pid is not None
+            large = psutil.Process(pool.large.pid)
+            large.suspend()
+            held = asyncio.create_task(pool.run(job("x" * SMALL_BODY)))
+            assert isinstance(await pool.run(job()), Prepared)
+            assert not held.done()
+            large.resume()
+            assert isinstance(await held, Prepared)
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_without_a_tokenizer_is_one_sentence() -> None:
+    async def run() -> None:
+        with pytest.raises(TokenizerUnavailable, match="does not exist"):
+            await Lane("/nowhere/model.gguf", 0).start()
+
+    asyncio.run(run())
+
+
+def test_the_body_budget_is_served_in_order_and_never_leaks() -> None:
+    async def run() -> None:
+        budget = BodyBudget(10)
+        await budget.acquire(8)
+        second, third = (asyncio.create_task(budget.acquire(size)) for size in (5, 2))
+        await asyncio.sleep(0)
+        assert not second.done()
+        assert not third.done(), "no small one overtakes"
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        await third
+        budget.release(8)
+        budget.release(2)
+        granted = asyncio.create_task(budget.acquire(10))
+        waiting = asyncio.create_task(budget.acquire(10))
+        await granted
+        await asyncio.sleep(0)
+        budget.release(10)  # grants `waiting`, which is cancelled before it runs again
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert budget.free == 10
+
+    asyncio.run(run())
