@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "PATH": f"/usr/bin:/{layers.PYTHON}/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
+    # The last line that a failed pod wrote becomes a condition's message: no box of a terminal around it.
+    "TYPER_USE_RICH": "0",
     "OCTAVO_MODELS": f"/{layers.MODELS}",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
