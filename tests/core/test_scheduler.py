@@ -166,6 +166,22 @@ def test_accepted_drafts_are_told_with_the_token_after_them_and_rejected_ones_ar
     assert longest == right + 1
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_are_guessed_only_once_every_token_before_them_is_known(depth):
+    asked = []
+
+    def propose(tokens):
+        asked.append(len(tokens))
+        return [1]
+
+    drive = Drive(max_plans_in_flight=depth, propose=propose)
+    drive.submit(range(6), 9)
+    drive.finish(depth)
+    drafted = [row.start + 1 for plan in drive.plans for row in plan.rows if row.drafts]
+    assert drafted == asked
+    assert len(drafted) > 3
+
+
 def test_drafts_stay_within_budget_context_and_memory():
     drive = Drive(17, propose=lambda tokens: [1] * 50, max_drafts=50, max_num_batched_tokens=8, max_num_seqs=4)
     for start in range(3):
