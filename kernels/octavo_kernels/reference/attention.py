@@ -10,6 +10,7 @@ exact zero.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -144,7 +145,7 @@ def paged_attention(
 
     def read_partition(item: int) -> None:
         row, number = shared[item]
-        read[id(row), number] = _keys_values(cache, row.partitions[number])
+        read[id(row), number] = _keys_values(cache, row.partitions[number], _empty_partition(cache))
 
     work = [(row, tile) for row in plan.rows for tile in row.tiles]
 
@@ -152,7 +153,7 @@ def paged_attention(
         row, tile = work[item]
 
         def keys_values(number: int) -> tuple[Tensor, Tensor]:
-            return read.get((id(row), number)) or _keys_values(cache, row.partitions[number])
+            return read.get((id(row), number)) or _keys_values(cache, row.partitions[number], _scratch.like(cache))
 
         _attend_tile(result, scaled, tile, plan.queries, keys_values, softcap)
 
@@ -161,19 +162,41 @@ def paged_attention(
     return result
 
 
-def _keys_values(cache: Tensor, partition: Partition) -> tuple[Tensor, Tensor]:
-    """Return a partition's keys and values, each [kv_heads, 256, head_dim] with the same strides however they lie."""
+def _empty_partition(cache: Tensor) -> Tensor:
+    return cache.new_empty(2, PARTITION_TOKENS // cache.shape[2], *cache.shape[2:])
+
+
+class _Scratch(threading.local):
+    """A thread's room for one partition that is used up before it reads the next."""
+
+    room: Tensor | None = None
+
+    def like(self, cache: Tensor) -> Tensor:
+        if self.room is None or self.room.shape[2:] != cache.shape[2:] or self.room.dtype != cache.dtype:
+            self.room = _empty_partition(cache)
+        return self.room
+
+
+_scratch: Final = _Scratch()
+
+
+def _keys_values(cache: Tensor, partition: Partition, room: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a partition's keys and values, each [kv_heads, 256, head_dim] with the same strides however they lie.
+
+    Scattered blocks are gathered into `room`, [2, 256 / block_size, block_size, kv_heads, head_dim].
+    """
     _, _, block_size, kv_heads, head_dim = cache.shape
-    blocks = PARTITION_TOKENS // block_size
+    both = room
     if partition.first >= 0:
-        both = cache[:, partition.first : partition.first + blocks]
+        both = cache[:, partition.first : partition.first + PARTITION_TOKENS // block_size]
     else:
-        both = cache.new_empty(2, blocks, block_size, kv_heads, head_dim)
-        for source, target in zip(cache, both, strict=True):
-            torch.index_select(source, 0, partition.blocks, out=target[: len(partition.blocks)])
-            # What lies outside the context may be another sequence's, even not finite, and 0 · inf is not 0.
-            target[: partition.freed].zero_()
-            target.view(PARTITION_TOKENS, kv_heads, head_dim)[partition.length :].zero_()
+        for part in (0, 1):
+            torch.index_select(cache[part], 0, partition.blocks, out=room[part, : len(partition.blocks)])
+        # What lies outside the context may be another sequence's, even not finite, and 0 · inf is not 0.
+        if partition.freed:
+            room[:, : partition.freed].zero_()
+        if partition.length < PARTITION_TOKENS:
+            room.view(2, PARTITION_TOKENS, kv_heads, head_dim)[:, partition.length :].zero_()
     keys, values = both.reshape(2, PARTITION_TOKENS, kv_heads, head_dim).transpose(1, 2)
     return keys, values
 
