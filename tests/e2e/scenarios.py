@@ -65,6 +65,21 @@ def grow_and_shrink(
     )
 
 
+def moved_by_scale(service: InferenceService) -> str:
+    """Give the service to an external scaler, let that move it from 1 to 2 through `/scale`; return what happened."""
+    service.patch({"autoscaling": {"mode": "External"}})
+    service.eventually(lambda: _works_as(service, "External"), "works in mode External")
+    service.eventually(lambda: service.document()["spec"].get("replicas"), "the live count is in spec.replicas")
+    before = len(service.ready_pods())
+    began = time.monotonic()
+    service.patch({"replicas": 2}, subresource="scale")
+    service.wait_replicas(2, 180)
+    seconds = time.monotonic() - began
+    service.patch({"autoscaling": None})
+    service.eventually(lambda: _works_as(service, "Fixed"), "works without autoscaling")
+    return f"{before} > 2 replicas ready {seconds:.0f} s after a PATCH of /scale"
+
+
 def switch_modes(service: InferenceService) -> list[str]:
     """Fixed → Builtin → External → Builtin → Fixed; return what was done to the pods meanwhile."""
     pods, changes = names_of(service.pods()), service.pod_changes()
