@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 from collections.abc import Coroutine
 from typing import Any, Final
 
+import aiohttp
 import kopf
 
 from octavo_operator.autoscale.collect import Collector
 from octavo_operator.autoscale.state import SteadyClock
 from octavo_operator.config import Config
-from octavo_operator.kube.client import Client
+from octavo_operator.kube.client import ApiError, Client
 from octavo_operator.kube.credentials import Credentials, load_credentials
+from octavo_operator.kube.resources import INFERENCE_SERVICES
 from octavo_operator.kube.session import WatchPulse
 from octavo_operator.leadership import Leadership
 from octavo_operator.reconcile.handlers import build_registry
@@ -31,8 +34,7 @@ async def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ValueError` when there are no credentials."""
     credentials = load_credentials(config.kubeconfig)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _stop_on_signals(stop)
     pulse = WatchPulse()
     leadership = Leadership(
         credentials,
@@ -57,10 +59,12 @@ async def _lead(
     clock = SteadyClock()
     client = Client(credentials, leadership.check)
     try:
+        if not await _first(_served(client), stop.wait()):
+            return
         async with Collector(clock) as collector:
             tools = Tools(client, collector, clock, config.engine, Rollouts())
             await kopf.operator(
-                registry=build_registry(tools, credentials, leadership.check, pulse),
+                registry=build_registry(tools, credentials, leadership.check, pulse, lambda: _stop_on_signals(stop)),
                 standalone=True,
                 clusterwide=not config.namespaces,
                 namespaces=config.namespaces,
@@ -68,6 +72,31 @@ async def _lead(
             )
     finally:
         await client.close()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """Let SIGTERM and SIGINT set `stop`.
+
+    Kopf takes the signals over at its start, and at its end waits 5 s for the waiter of a flag that nobody has set.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _served(client: Client) -> None:
+    """Wait until our kind is served: Kopf looks once, at its start, and would never see a CRD that comes later."""
+    told = False
+    while True:
+        try:
+            if await client.serves(INFERENCE_SERVICES):
+                return
+            problem = "the CRD of InferenceService is not installed"
+        except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+            problem = f"the API server does not say what it serves: {error}"
+        if not told:
+            _LOG.warning("%s; waiting", problem)
+            told = True
+        await asyncio.sleep(random.uniform(1.0, 3.0))
 
 
 async def _acquired(leadership: Leadership) -> None:

@@ -7,6 +7,7 @@ a pod's status what a kubelet would. What needs running engines is tested in the
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -132,6 +133,16 @@ class ControlPlane:
                 "--bind-address=127.0.0.1", f"--secure-port={free_port()}", *more,
             )  # fmt: skip
         self._node(api)
+
+    @contextlib.contextmanager
+    def frozen(self, program: str) -> Iterator[None]:
+        """Stop a program's process in its tracks: it keeps its connections and answers nothing."""
+        [process] = [each for each in self.processes if program in each.args]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         for process in reversed(self.processes):

@@ -17,15 +17,26 @@ def rules() -> list[dict[str, Any]]:
     return list(yaml.safe_load(found[1]))
 
 
+LEASE = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
+
+
 def manifests(user: str, lease_namespace: str) -> list[tuple[str, dict[str, Any]]]:
-    """(path to create at, object) of the roles and bindings for `user`."""
+    """(path to create at, object) of the roles and bindings for `user`, who serves the whole cluster."""
     root = f"/apis/{API}/v1"
     inside = f"{root}/namespaces/{lease_namespace}"
-    lease = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
     return [
         (f"{root}/clusterroles", _role("ClusterRole", rules())),
         (f"{root}/clusterrolebindings", _binding("ClusterRole", user)),
-        (f"{inside}/roles", _role("Role", lease)),
+        (f"{inside}/roles", _role("Role", LEASE)),
+        (f"{inside}/rolebindings", _binding("Role", user)),
+    ]
+
+
+def namespaced(user: str, namespace: str) -> list[tuple[str, dict[str, Any]]]:
+    """(path to create at, object) of the role and binding for `user`, who serves one namespace and leads there."""
+    inside = f"/apis/{API}/v1/namespaces/{namespace}"
+    return [
+        (f"{inside}/roles", _role("Role", [*rules(), *LEASE])),
         (f"{inside}/rolebindings", _binding("Role", user)),
     ]
 

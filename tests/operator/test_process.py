@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import rbac
 from .conftest import Services
 from .control_plane import OPERATOR_USER, Api, ControlPlane, eventually
-from .operator_process import Operator
+from .operator_process import ENGINE_IMAGE, Operator
 
 FIXED: dict[str, Any] = {"model": {"uri": "scripted://"}, "replicas": 2}
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/octavo-system/leases/octavo-operator"
@@ -140,3 +141,63 @@ def test_a_leader_whose_lease_is_taken_exits(plane: ControlPlane, api: Api, oper
         assert operator.process is not None
         assert operator.process.wait(15) == 3
     api.delete(LEASE)
+
+
+def test_an_api_server_that_stands_still_for_a_moment_costs_nothing(
+    plane: ControlPlane, services: Services, operator_log: Path
+) -> None:
+    with Operator(plane.kubeconfig("operator"), operator_log) as operator:
+        operator.leading()
+        services.create(FIXED)
+        services.deployment()
+        eventually(services.settled, "settled")
+        with plane.frozen("kube-apiserver"):
+            time.sleep(4)  # the length of the outage, not a wait
+        assert services.edit({"replicas": 3}) == (200, "")
+        eventually(lambda: services.deployment()["spec"]["replicas"] == 3, "three replicas")
+        assert operator.process is not None
+        assert operator.process.poll() is None
+
+
+def test_one_namespace_needs_rights_in_that_namespace_only(
+    plane: ControlPlane, api: Api, services: Services, operator_log: Path
+) -> None:
+    user = "namespaced-operator"
+    for path, document in rbac.namespaced(user, services.namespace):
+        api.create(path, document)
+    namespaces = (f"--namespace={services.namespace}", f"--lease-namespace={services.namespace}")
+    with Operator(plane.user(user, user), operator_log, *namespaces) as operator:
+        operator.leading()
+        services.create(FIXED)
+        services.make_ready(2)
+        eventually(lambda: services.condition("Ready").get("reason") == "Serving", "serving")
+    assert "403" not in operator_log.read_text()
+
+
+def test_a_new_default_image_rolls_one_service_at_a_time(
+    plane: ControlPlane, services: Services, operator_log: Path
+) -> None:
+    with Operator(plane.kubeconfig("operator"), operator_log) as operator:
+        operator.leading()
+        for name in ("one", "two", "three"):
+            services.create(FIXED if name != "three" else {**FIXED, "engine": {"image": "its.own/engine:1"}}, name)
+        for name in ("one", "two", "three"):
+            eventually(lambda name=name: services.settled(name), f"{name} is settled")
+    with Operator(plane.kubeconfig("operator"), operator_log, "--engine-image=engine:2") as operator:
+        operator.leading()
+
+        def images() -> list[str]:
+            return sorted(
+                services.deployment(name)["spec"]["template"]["spec"]["containers"][0]["image"]
+                for name in ("one", "two", "three")
+            )
+
+        eventually(lambda: "engine:2" in images(), "one rolls", 60)
+
+        def waiting() -> list[str]:
+            found = (services.condition("Progressing", name) for name in ("one", "two"))
+            return [each["message"] for each in found if each["reason"] == "WaitingForRollout"]
+
+        [message] = eventually(lambda: [each for each in waiting() if services.namespace in each], "the other says so")
+        assert f"waits for the rollout of {services.namespace}/" in message
+        assert images() == sorted(["engine:2", ENGINE_IMAGE, "its.own/engine:1"])

@@ -43,6 +43,16 @@ class Client:
         """End the session."""
         await self._session.close()
 
+    async def serves(self, resource: Resource) -> bool:
+        """Return whether the API server knows this kind: whether its CRD is installed."""
+        try:
+            found = await self._request("GET", f"/apis/{resource.group}/{resource.version}")
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(each["name"] == resource.plural for each in found["resources"])
+
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return an object, or `None` when there is none."""
         try:

@@ -72,18 +72,24 @@ class Wakers:
 
 
 def build_registry(
-    tools: Tools, credentials: Credentials, fence: Callable[[], None], pulse: WatchPulse
+    tools: Tools,
+    credentials: Credentials,
+    fence: Callable[[], None],
+    pulse: WatchPulse,
+    started: Callable[[], None],
 ) -> kopf.OperatorRegistry:
-    """Return Kopf's handlers."""
+    """Return Kopf's handlers; `started` runs when Kopf has set itself up."""
     registry = kopf.OperatorRegistry()
     wakers, crew = Wakers(), Crew(tools)
     ours = (contract.API_GROUP, contract.API_VERSION, contract.PLURAL)
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, id="configure")
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         _configure(settings)
+        # Kopf yields once while its tasks start, and sets its signal handlers after that.
+        asyncio.get_running_loop().call_soon(started)
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.AiohttpSession:
         session = open_session(credentials, fence, pulse)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_CONCURRENT_ROLLOUTS: Final = 1
-SETTLING_SECONDS: Final = 15.0
+SETTLING_SECONDS: Final = 10.0
 """After a start nobody is admitted until every service had its first pass and said whether it is still rolling."""
 
 

@@ -30,8 +30,9 @@ from octavo_operator.reconcile.scaling import Scaler
 from octavo_operator.reconcile.status import Report, build_status
 
 RESYNC_SECONDS: Final = 300.0
+LEAST_SECONDS: Final = 0.5
 BACKOFF_SECONDS: Final = (1.0, 60.0)
-RETRY_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 6.0
 """What sends us no event: somebody else's object in the way, another service whose turn it is."""
 
 _LOG: Final = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class Reconciler:
         await self._report(resource, spec, wanted, seen, applied, waits_for)
         if applied.trouble is not None or waits_for is not None:
             return RETRY_SECONDS
-        return self._scaler.seconds_to_period() if seen.pods else self._seconds_to_resync()
+        return max(LEAST_SECONDS, self._scaler.seconds_to_period()) if seen.pods else self._seconds_to_resync()
 
     def _turn(self, spec: InferenceServiceSpec, seen: Observation) -> tuple[EngineDefaults, str | None]:
         """Return the defaults to plan with, and whom a service waits for that would roll to a new default image."""
