@@ -26,6 +26,18 @@ MODELS = Path("opt/octavo/models")
 TOO_BIG = frozenset({"torch", "triton"})
 """Left out of the images, with what only they require: the `libraries` folder has them."""
 _SOURCES = ("pyproject.toml", "CMakeLists.txt", "operator", "engine", "kernels", "images")
+_COMMAND = """
+import os
+import signal
+
+# The kernel drops a SIGTERM that a container's first process does not handle: a pod deleted in its first moments would
+# stay for its whole grace period. The command's own handlers come with its imports, seconds later.
+signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+from octavo_engine.cli import main
+
+main()
+"""
 _NOT_SHIPPED = shutil.ignore_patterns(
     "__pycache__", "site-packages", "test", "tests", "idlelib", "tkinter", "_tkinter*", "_test*.so", "turtledemo",
     "ensurepip", "lib2to3", "pydoc_data", "*.a", "config-*",
@@ -179,7 +191,7 @@ def _fill_octavo(root: Path) -> None:
     _compile(site)
     command_file = root / "usr/bin/octavo"
     command_file.parent.mkdir(parents=True)
-    command_file.write_text(f"#!/{PYTHON}/bin/{TAG}\nfrom octavo_engine.cli import main\n\nmain()\n")
+    command_file.write_text(f"#!/{PYTHON}/bin/{TAG}\n{_COMMAND}")
     command_file.chmod(0o755)
 
 
