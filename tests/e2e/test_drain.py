@@ -11,7 +11,7 @@ import pytest
 from octavo_engine import contract
 
 from . import scenarios
-from .fleet import Fleet, InferenceService, names_of, pod_url, scripted
+from .fleet import Fleet, InferenceService, Object, names_of, pod_url, scripted
 from .load import Load, begin, broken, finish
 
 pytestmark = pytest.mark.cluster
@@ -69,3 +69,18 @@ def test_killing_the_operator_disturbs_no_stream(fleet: Fleet, service: Inferenc
     fleet.kill_operator()
     finish(streams)
     assert broken(streams) == []
+
+
+def test_a_pod_deleted_while_it_starts_is_gone_long_before_its_grace_period(service: InferenceService) -> None:
+    service.apply(scripted(1))
+    [pod] = service.eventually(lambda: [p for p in service.pods() if _runs(p)], "the container runs", 60)
+    name, deleted_at = pod["metadata"]["name"], time.monotonic()
+    service.kubectl("delete", "pod", name, "--wait=false")
+    service.eventually(lambda: name not in names_of(service.pods()), "the pod is gone", 60)
+    grace = pod["spec"]["terminationGracePeriodSeconds"]
+    assert time.monotonic() - deleted_at < grace / 2
+
+
+def _runs(pod: Object) -> bool:
+    states = (pod.get("status") or {}).get("containerStatuses") or []
+    return any("running" in state["state"] for state in states)

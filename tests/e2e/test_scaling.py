@@ -32,7 +32,7 @@ def test_an_external_scaler_moves_it_through_scale_and_a_cordoned_pod_finishes_i
     service.wait_ready()
     service.kubectl("scale", f"ois/{service.name}", "--replicas=3")
     service.wait_replicas(3)
-    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=900)]
+    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=700)]
     begin(busy)
     service.patch({"replicas": 1}, subresource="scale")
     cordoned = service.eventually(
@@ -53,7 +53,7 @@ def test_growing_again_takes_the_cordon_back(service: InferenceService, load: Lo
     service.apply(scripted(2))
     service.wait_ready()
     service.wait_replicas(2)
-    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=1200)]
+    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=600)]
     begin(busy)
     before = names_of(service.pods())
     service.patch({"replicas": 1})
