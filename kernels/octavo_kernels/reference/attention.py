@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_kernels.reference.tiles import SERIAL, TILE_ROWS, Workers
+from octavo_kernels.reference.tiles import SERIAL, TILE_ROWS, Workers, padded_rows
 
 PARTITION_TOKENS: Final = 256
 _LOWEST: Final = float(np.finfo(np.float32).min)
@@ -44,7 +44,7 @@ class QueryTile(NamedTuple):
     """A fixed number of queries of one row, the last ones padding if fewer are left.
 
     begin, num_queries: its tokens in the step. visible: per partition that any of them sees, the partition's number in
-    the row and what is hidden from them, bool [queries · group_size, 256], or None where nothing is.
+    the row and what is hidden from them, bool [tile rows, 256], or None where nothing is.
     """
 
     begin: int
@@ -119,7 +119,9 @@ def _query_tile(
         if hidden.all():
             continue
         # Heads of a group follow each other within a query.
-        mask = torch.from_numpy(np.repeat(hidden, group_size, axis=0)) if hidden.any() else None
+        rows = np.repeat(hidden, group_size, axis=0)
+        rows = np.pad(rows, ((0, padded_rows(len(rows)) - len(rows)), (0, 0)))
+        mask = torch.from_numpy(rows) if hidden.any() else None
         visible.append((number, mask))
     return QueryTile(begin, len(positions), tuple(visible))
 
@@ -211,16 +213,18 @@ def _attend_tile(
 ) -> None:
     _, kv_heads, group_size, head_dim = scaled.shape
     tokens = slice(tile.begin, tile.begin + tile.num_queries)
-    q = scaled.new_zeros(kv_heads, queries, group_size, head_dim)
-    q[:, : tile.num_queries] = scaled[tokens].transpose(0, 1)
-    q = q.view(kv_heads, queries * group_size, head_dim)
+    # Whole tiles of rows here too: 15 rows leave a remainder to AVX2's kernels, which sum it in another order.
+    used = tile.num_queries * group_size
+    q = scaled.new_zeros(kv_heads, padded_rows(queries * group_size), head_dim)
+    q[:, :used] = scaled[tokens].transpose(0, 1).flatten(1, 2)
     merged: _Partial | None = None
     for number, hidden in tile.visible:
         partial = _attend_partition(q, *keys_values(number), hidden, softcap)
         merged = partial if merged is None else _merge(merged, partial)
     if merged is not None:
-        output = (merged.weighted / merged.total.clamp_min(_TINY)).view(kv_heads, queries, group_size, head_dim)
-        result[tokens] = output[:, : tile.num_queries].transpose(0, 1).flatten(1, 2)
+        output = (merged.weighted / merged.total.clamp_min(_TINY))[:, :used]
+        output = output.view(kv_heads, tile.num_queries, group_size, head_dim)
+        result[tokens] = output.transpose(0, 1).flatten(1, 2)
 
 
 class _Partial(NamedTuple):
