@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from examples.demo import stage
@@ -61,11 +62,15 @@ class Fleet:
         self.cluster.kubectl("rollout", "status", self.operator, *options, "--timeout=120s", timeout=150)
 
     @contextmanager
-    def libraries(self, namespace: str) -> Iterator[None]:
-        """The volume that the chart's setting promises to every engine pod."""
-        self.cluster.static_volume(stage.LIBRARIES_CLAIM, namespace, layers.libraries())
+    def volume(self, namespace: str, claim: str, folder: Path) -> Iterator[None]:
+        """A folder of this machine as a claim; its PersistentVolume goes with it."""
+        self.cluster.static_volume(claim, namespace, folder)
         yield
-        self.cluster.kubectl("delete", "pv", f"{namespace}-{stage.LIBRARIES_CLAIM}", "--wait=false")
+        self.cluster.kubectl("delete", "pv", f"{namespace}-{claim}", "--wait=false")
+
+    def libraries(self, namespace: str) -> AbstractContextManager[None]:
+        """The volume that the chart's setting promises to every engine pod."""
+        return self.volume(namespace, stage.LIBRARIES_CLAIM, layers.libraries())
 
     def service(self, namespace: str, name: str = "assistant") -> InferenceService:
         """Return a handle; nothing is created."""

@@ -6,6 +6,7 @@ import pytest
 
 from . import scenarios
 from .fleet import Fleet, InferenceService, scripted
+from .load import Load, begin, broken, finish
 
 pytestmark = pytest.mark.cluster
 
@@ -23,12 +24,16 @@ def test_ten_edits_in_a_row_converge(service: InferenceService) -> None:
     assert service.deployment()["spec"]["replicas"] == 2
 
 
-def test_deleting_it_leaves_no_child(service: InferenceService) -> None:
+def test_deleting_it_leaves_no_child_and_cuts_no_stream(service: InferenceService, load: Load) -> None:
     service.apply(scripted(1))
     service.wait_ready()
     kinds = {child.split("/")[0] for child in service.children()}
     assert kinds >= {"Deployment", "ReplicaSet", "Pod", "Service", "PodDisruptionBudget", "ServiceAccount", "ConfigMap"}
+    streams = load.stream(service.url, 4, max_tokens=300)
+    begin(streams)
     service.delete()
+    finish(streams)
+    assert broken(streams) == []
     service.eventually(lambda: service.children() == [], "no child is left")
 
 

@@ -24,6 +24,7 @@ class Case(NamedTuple):
     model_loaded: str = "Unknown"
 
 
+MODELS = "models"
 CRASHING = ("EngineCrashing", "EngineFailed")
 CASES = {
     "bad-image": Case(
@@ -41,6 +42,7 @@ CASES = {
     ),
     "no-model": Case(scripted(1, "bundled://no-such-model"), CRASHING, ("no-such-model",), "False"),
     "no-file": Case(scripted(1, "file:///models/absent.gguf"), CRASHING, ("/models/absent.gguf",), "False"),
+    "no-gguf": Case(scripted(1, f"pvc://{MODELS}/broken.gguf"), CRASHING, ("broken.gguf",), "False"),
     "bad-option": Case(scripted(1, "scripted://?stepp=20ms"), CRASHING, ("stepp",), "False"),
     "bad-flag": Case(scripted(1, engine={"args": ["--no-such-flag"]}), CRASHING, ("--no-such-flag",), "False"),
     "root": Case(
@@ -63,10 +65,16 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def troubled(fleet: Fleet, local_cluster: LocalCluster) -> Iterator[dict[str, InferenceService]]:
+def troubled(
+    fleet: Fleet, local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, InferenceService]]:
     """All of the cases at once: most of their time is the kubelet's patience."""
     namespace = local_cluster.namespace(f"test-{uuid.uuid4().hex[:8]}")
-    with fleet.libraries(namespace):
+    folder = tmp_path_factory.mktemp(MODELS)
+    (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(range(256)))
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)  # the pods' user is not ours
+    with fleet.libraries(namespace), fleet.volume(namespace, MODELS, folder):
         services = {name: fleet.service(namespace, name) for name in CASES}
         local_cluster.apply([services[name].manifest(case.spec) for name, case in CASES.items()])
         yield services
