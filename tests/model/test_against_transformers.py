@@ -96,6 +96,12 @@ def test_greedy_output_of_the_bundled_model_is_that_of_transformers() -> None:
     assert figures.largest_difference < 1e-3
 
 
+def test_a_context_beyond_the_models_own_is_refused(tmp_path: Path) -> None:
+    random_llama(1).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="at most 512"):
+        build_reference(tmp_path, max_model_len=513)
+
+
 @pytest.mark.parametrize(("flag", "options"), [("bfloat16", {"dtype": "bfloat16"}), ("int8", {"quantization": "int8"})])
 def test_arithmetic_that_is_not_served_is_refused(flag: str, options: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=flag):

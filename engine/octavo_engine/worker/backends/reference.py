@@ -49,8 +49,8 @@ def build_reference(
     """Load a model (`bundled://…`, a GGUF file, a Hugging Face folder) for this backend.
 
     dtype: `float32`, or `auto`, which is float32 here. quantization: `auto` or `none`; stored weights are dequantised.
-    max_model_len: positions to prepare, default the model's own. threads: default what this process may use. Raises
-    UnsupportedModelError or ModelNotFoundError with a sentence for the user.
+    max_model_len: the longest context that will be asked for, at most the model's own. threads: default what this
+    process may use. Raises UnsupportedModelError or ModelNotFoundError with a sentence for the user.
     """
     if dtype not in ("auto", "float32"):
         raise UnsupportedModelError(
@@ -63,9 +63,14 @@ def build_reference(
             "use --quantization auto or none."
         )
     checkpoint = open_checkpoint(resolve(str(source), progress))
+    if (max_model_len or 0) > checkpoint.spec.max_position:
+        raise UnsupportedModelError(
+            f"--max-model-len {max_model_len} is beyond the {checkpoint.spec.max_position} positions the model was "
+            f"trained for; use at most {checkpoint.spec.max_position}."
+        )
     weights = load_weights(checkpoint, progress or _silent)
     workers = start_workers(threads or len(os.sched_getaffinity(0)))
-    model = ReferenceModel(checkpoint.spec, weights, block_size, max_model_len, workers)
+    model = ReferenceModel(checkpoint.spec, weights, block_size, workers)
     _check_machine(model)
     return model
 
@@ -95,9 +100,7 @@ class ReferencePlan(NamedTuple):
 class ReferenceModel:
     """An `Executable`: x is float32 [T, hidden_size]."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, block_size: int, max_model_len: int | None, workers: Workers
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, block_size: int, workers: Workers) -> None:
         self.spec = spec
         self.weights = weights
         self.vocab_size = spec.vocab_size
@@ -105,9 +108,8 @@ class ReferenceModel:
         self.max_position = spec.max_position
         self.layout = ReferenceLayout(spec, block_size)
         self._workers = workers
-        positions = max(max_model_len or 0, spec.max_position)
         self._tables = {
-            rope: tuple(torch.from_numpy(part) for part in rope_table(rope, positions))
+            rope: tuple(torch.from_numpy(part) for part in rope_table(rope, spec.max_position))
             for rope in {layer.attention.rope for layer in spec.layers}
         }
 
