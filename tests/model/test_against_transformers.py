@@ -91,8 +91,8 @@ def test_half_precision_checkpoint_in_shards_is_widened(dtype: torch.dtype, tmp_
 
 def test_greedy_output_of_the_bundled_model_is_that_of_transformers() -> None:
     """The short form of `python -m tests.model.exactness` (20 prompts of 64 tokens)."""
-    figures = compare(num_prompts=4, num_tokens=10)
-    assert (figures.equal_prompts, figures.equal_tokens) == (4, 40)
+    figures = compare(num_prompts=3, num_tokens=8)
+    assert (figures.equal_prompts, figures.equal_tokens) == (3, 24)
     assert figures.largest_difference < 1e-3
 
 
