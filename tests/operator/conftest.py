@@ -41,6 +41,8 @@ def namespace(api: Api) -> Iterator[str]:
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
     api.delete(f"/api/v1/namespaces/{name}")
+    # Everything else in a namespace waits for its pods, and pods for a kubelet: there is none.
+    api.delete(f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
 
 
 @pytest.fixture(scope="module")

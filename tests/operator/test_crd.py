@@ -68,6 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ranks without GPUs": ({**FIXED, "engine": {"tensorParallelSize": 2}}, "must equal engine.tensorParallelSize"),
     "a word for GPUs": ({**FIXED, "resources": {"limits": {"nvidia.com/gpu": "two"}}}, "Kubernetes quantities"),
+    "thousands of GPUs": ({**FIXED, "resources": {"limits": {"nvidia.com/gpu": "1k"}}}, "must be a whole number"),
     "negative memory": ({**FIXED, "resources": {"limits": {"memory": "-1Gi"}}}, "not negative"),
     "requests above limits": (
         {**FIXED, "resources": {"limits": {"cpu": "500m"}, "requests": {"cpu": 1}}},

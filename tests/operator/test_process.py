@@ -5,6 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from octavo_operator.leadership import DURATION_SECONDS
+from octavo_operator.runtime import EXIT_LEASE_LOST
+
 from . import rbac
 from .conftest import Services
 from .control_plane import OPERATOR_USER, Api, ControlPlane, eventually
@@ -139,7 +142,7 @@ def test_a_leader_whose_lease_is_taken_exits(plane: ControlPlane, api: Api, oper
         operator.leading()
         api.merge(LEASE, {"spec": {"holderIdentity": "somebody-else", "leaseDurationSeconds": 1}})
         assert operator.process is not None
-        assert operator.process.wait(15) == 3
+        assert operator.process.wait(15) == EXIT_LEASE_LOST
     api.delete(LEASE)
 
 
@@ -201,3 +204,15 @@ def test_a_new_default_image_rolls_one_service_at_a_time(
         [message] = eventually(lambda: [each for each in waiting() if services.namespace in each], "the other says so")
         assert f"waits for the rollout of {services.namespace}/" in message
         assert images() == sorted(["engine:2", ENGINE_IMAGE, "its.own/engine:1"])
+
+
+def test_a_leader_that_cannot_renew_stops_before_another_may_start(
+    plane: ControlPlane, services: Services, operator_log: Path
+) -> None:
+    with Operator(plane.kubeconfig("operator"), operator_log) as operator:
+        operator.leading()
+        assert operator.process is not None
+        began = time.monotonic()
+        with plane.frozen("kube-apiserver"):
+            assert operator.process.wait(30) == EXIT_LEASE_LOST
+        assert time.monotonic() - began < DURATION_SECONDS

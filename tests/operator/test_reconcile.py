@@ -199,3 +199,24 @@ def test_health_and_metrics_answer(operator: Operator) -> None:
     assert httpx.get(f"{operator.health}/healthz", trust_env=False).text == "ok"
     assert httpx.get(f"{operator.health}/readyz", trust_env=False).status_code == 200
     assert "octavo_operator_reconcile_seconds_count" in operator.numbers()
+
+
+def test_one_that_was_stored_before_todays_rules_harms_nobody(services: Services) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.serving.octavo.dev"
+    strict = services.api.get(path)
+    assert strict is not None
+    [version] = strict["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    loose = {**schema["properties"], "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    relaxed = {**version, "schema": {"openAPIV3Schema": {**schema, "properties": loose}}}
+    services.api.merge(path, {"spec": {"versions": [relaxed]}})
+    bad = {"model": {"uri": 7}, "replicas": 5000, "engine": {"args": "x"}}
+    try:
+        eventually(lambda: services.try_create(bad, "bad") == (201, ""), "the API server takes it")
+    finally:
+        services.api.merge(path, {"spec": {"versions": [version]}})
+    eventually(lambda: services.condition("Ready", "bad").get("reason") == "InvalidSpec", "it is told why")
+    assert "spec.replicas: " in services.condition("Ready", "bad")["message"]
+    eventually(lambda: services.try_create({**FIXED, "replicas": -1}, "no")[0] == 422, "the rules are back")
+    services.create(FIXED)
+    eventually(lambda: reason(services) == ("False", "Starting"), "others are served")

@@ -119,3 +119,15 @@ def test_growing_again_takes_the_mark_back(services: Services) -> None:
     eventually(lambda: marks() == 0, "no pod is marked")
     assert live(services) == 2
     assert pods(services) == before
+
+
+def test_a_pod_that_no_node_takes_is_given_up_before_one_that_serves(services: Services) -> None:
+    services.create({**MODEL, "replicas": 3, "resources": {"limits": {"nvidia.com/gpu": 1}}})
+    serving = {pod["metadata"]["uid"] for pod in services.make_ready(2)}
+    eventually(lambda: services.condition("Ready").get("reason") == "Serving", "two serve")
+    eventually(lambda: "InsufficientGPU" in services.condition("Ready")["message"], "the third says why it waits")
+    services.api.merge(f"{services.root}/demo/scale", {"spec": {"replicas": 2}})
+    eventually(lambda: live(services) == 2, "the replica goes at once")
+    eventually(lambda: pods(services) == serving, "the pods that serve stay")
+    marks = [pod["metadata"].get("annotations", {}) for pod in services.pods()]
+    assert not any(ANNOTATION_CORDONED in each for each in marks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, StringConstraints
 
@@ -167,6 +167,11 @@ class Resources(Part):
             f"(!has(self.limits) || {_QUANTITIES.format('limits')})"
             f" && (!has(self.requests) || {_QUANTITIES.format('requests')})",
             "resources must be Kubernetes quantities that are not negative, for example cpu: 500m, memory: 8Gi",
+        ),
+        rule(
+            f"!has(self.limits) || {list(GPU_RESOURCES)}.all(g, !(g in self.limits)"
+            " || string(self.limits[g]).matches('^[0-9]{1,3}$'))",
+            "GPUs in resources.limits must be a whole number, for example nvidia.com/gpu: 1",
         ),
         rule(
             "!has(self.limits) || !has(self.requests) || self.requests.all(k, !(k in self.limits)"
@@ -346,8 +351,8 @@ class InferenceServiceSpec(Part):
     @property
     def gpus(self) -> int:
         """GPUs of one pod."""
-        limits: dict[str, Any] = dict(self.resources.limits or {})
-        return sum(int(limits.get(name, "0")) for name in GPU_RESOURCES)
+        limits = self.resources.limits or {}
+        return sum(int(limits[name]) for name in GPU_RESOURCES if limits.get(name, "").isdecimal())
 
     @property
     def builtin(self) -> bool:
