@@ -11,6 +11,8 @@ from pathlib import Path
 from .errors import ClusterError
 
 ROOT = Path("/sys/fs/cgroup")
+# A group counts as one process against those outside it; a busy test run outside would starve a whole cluster.
+CPU_SHARE = 4
 
 
 def hierarchies() -> dict[Path, str]:
@@ -23,9 +25,8 @@ def hierarchies() -> dict[Path, str]:
             unified[Path(mount_point)] = ""
         elif kind == "cgroup":
             generic = {"rw", "ro", "nosuid", "nodev", "noexec", "relatime", "xattr", "clone_children"}
-            names = [option for option in options.split(",") if option not in generic]
-            if not any(name.startswith("release_agent") for name in names):
-                found[Path(mount_point)] = ",".join(["none", *names] if names[0].startswith("name=") else names)
+            names = [o for o in options.split(",") if o not in generic and not o.startswith("release_agent=")]
+            found[Path(mount_point)] = ",".join(["none", *names] if names[0].startswith("name=") else names)
     if not found and not unified:
         raise ClusterError(f"no control groups are mounted below {ROOT}: containers need them")
     return found or unified
@@ -36,17 +37,27 @@ def groups(name: str) -> list[Path]:
 
 
 def create(name: str) -> list[Path]:
-    """Make the group in every hierarchy; returns the files a process writes its id to in order to enter."""
+    """Make the group in every hierarchy; returns the files by which a process outside the namespaces enters it."""
     for mount_point, options in hierarchies().items():
         group = mount_point / name
         group.mkdir(exist_ok=True)
         if options == "":
             controllers = (mount_point / "cgroup.controllers").read_text().split()
             (mount_point / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in controllers))
+            (group / "cpu.weight").write_text(str(100 * CPU_SHARE))
+            (group / "outside").mkdir(exist_ok=True)
         elif "cpuset" in options.split(","):  # a new cpuset is empty, and nobody may enter an empty one
             for resource in ("cpuset.cpus", "cpuset.mems"):
                 (group / resource).write_text((mount_point / resource).read_text())
-    return [group / "cgroup.procs" for group in groups(name)]
+        if "cpu" in options.split(","):
+            (group / "cpu.shares").write_text(str(1024 * CPU_SHARE))
+    return [(g / "outside" if (g / "outside").exists() else g) / "cgroup.procs" for g in groups(name)]
+
+
+def enter_namespace(name: str) -> list[str]:
+    """Prefix of a command that runs with the group as the root of its cgroup namespace."""
+    enter = "".join(f"echo 0 > '{group}/cgroup.procs'; " for group in groups(name))
+    return ["sh", "-ec", f'{enter} exec unshare --cgroup "$@"', "octavo-cluster"]
 
 
 def namespace_setup() -> list[list[str]]:
@@ -54,7 +65,7 @@ def namespace_setup() -> list[list[str]]:
     trees = hierarchies()
     commands = [["umount", "--recursive", "--lazy", str(ROOT)]]
     if list(trees.values()) == [""]:
-        # A group with processes of its own may not hand controllers to groups below: this one moves into `init`.
+        # A group with processes of its own may not hand controllers to groups below: ours move into `init`.
         enable = (
             "mkdir -p init; echo 1 > init/cgroup.procs; sed 's/[^ ]*/+&/g' cgroup.controllers > cgroup.subtree_control"
         )

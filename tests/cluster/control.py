@@ -17,7 +17,9 @@ def ask(socket_path: Path, verb: str, program: str = "") -> dict[str, Any]:
         connection.settimeout(10)
         connection.connect(str(socket_path))
         connection.sendall(json.dumps({"verb": verb, "program": program}).encode() + b"\n")
-        reply: dict[str, Any] = json.loads(connection.makefile("r").readline())
+        # Closed here: a file left to its finalizer swallows a Ctrl-C that arrives in it.
+        with connection.makefile("r") as lines:
+            reply: dict[str, Any] = json.loads(lines.readline())
     if "error" in reply:
         raise ClusterError(str(reply["error"]))
     return reply

@@ -26,6 +26,7 @@ from .boot import Boot
 from .build import Built, configuration_hash
 from .errors import ClusterError
 from .layout import Layout, clusters_dir
+from .limits import raise_limits, restore_limits
 from .progress import Steps
 from .render import render
 
@@ -79,6 +80,7 @@ def up(layout: Layout, built: Built, options: Options) -> bool:
         }
         try:
             with open("/proc/self/ns/net", "rb") as host_netns, Steps() as steps:
+                raise_limits()
                 render(layout, built, {**facts, "host_netns": host_netns.fileno()})
                 with spawn(layout, host_netns.fileno()):
                     Boot(layout, built, facts).everything(steps)
@@ -109,6 +111,7 @@ def destroy(layout: Layout) -> None:
         raise ClusterError(f"refusing to delete {layout.run}, something is mounted in it:\n" + "\n".join(mounted))
     if layout.run.exists():
         shutil.rmtree(layout.run)
+    restore_limits()
 
 
 def kill(layout: Layout, patience: float = 30) -> None:
@@ -130,7 +133,7 @@ def spawn(layout: Layout, host_netns: int) -> IO[bytes]:
     `setsid --fork` leaves it to the system's first process, which reaps it whenever it dies.
     """
     enter = "".join(f"echo $$ > '{path}'; " for path in cgroups.create(layout.cgroup))
-    namespaces = [*programs.UNSHARE, "--net", "--uts", "--ipc", "--cgroup"]
+    namespaces = [*programs.UNSHARE, "--net", "--uts", "--ipc", *cgroups.enter_namespace(layout.cgroup)]
     command = [*namespaces, *programs.supervise(sys.executable, layout.spec)]
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as stdin, (layout.logs / "supervisor.log").open("ab") as log:

@@ -101,7 +101,8 @@ class Supervisor:
         with connection:
             connection.settimeout(2)
             try:
-                request = json.loads(connection.makefile("r").readline())
+                with connection.makefile("r") as lines:
+                    request = json.loads(lines.readline())
                 reply = self.obey(request["verb"], request.get("program", ""))
                 connection.sendall(json.dumps(reply).encode() + b"\n")
             except (OSError, ValueError, KeyError) as error:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build
+from tests.cluster import build, limits
 from tests.cluster.errors import ClusterError
 from tests.cluster.layout import Layout
 from tests.cluster.progress import Steps
@@ -41,6 +41,23 @@ def test_old_builds_go_but_not_what_a_cluster_runs_from(monkeypatch: pytest.Monk
     build.forget_old_builds(newest)
     assert not old.exists()
     assert all(folder.exists() for folder in (used, newest, other))
+
+
+def test_the_raised_limit_is_put_back_by_the_last_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    setting, clusters = tmp_path / "setting", tmp_path / "clusters"
+    setting.write_text("128")
+    (clusters / "dev").mkdir(parents=True)
+    monkeypatch.setattr(limits, "SETTING", setting)
+    monkeypatch.setenv("OCTAVO_CLUSTER_DIR", str(clusters))
+    limits.raise_limits()
+    limits.raise_limits()  # by a second cluster: the first value is the one to keep
+    assert setting.read_text() == "1024"
+    limits.restore_limits()
+    assert setting.read_text() == "1024"
+    (clusters / "dev").rmdir()
+    limits.restore_limits()
+    assert setting.read_text() == "128"
+    assert list(clusters.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "a/b", "-a", "a" * 33])

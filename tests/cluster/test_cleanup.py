@@ -21,7 +21,7 @@ from tests.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-NAME = "cleanup"
+NAME = f"cleanup-{os.getpid()}"  # sessions side by side must not end each other's
 LAYOUT = Layout(NAME)
 
 

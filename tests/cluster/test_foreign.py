@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.cluster.image import Entry, Image, write_archive
 from tests.cluster.layout import GROUP
 from tests.cluster.pods import PORT, probe_pod
 
+NAME = f"foreign-{os.getpid()}"  # sessions side by side must not end each other's
 SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 DEFINITION = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -35,7 +37,7 @@ DEFINITION = {
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[LocalCluster]:
-    cluster = local_cluster("foreign")
+    cluster = local_cluster(NAME)
     yield cluster
     lifecycle.down(cluster.layout)
 
@@ -53,7 +55,7 @@ def test_the_context_is_printed_and_pods_are_relayed(
     monkeypatch.setenv("OCTAVO_TEST_KUBECONFIG", str(on_path.kubeconfig))
     cluster = fixture.get_cluster.__wrapped__()
     assert isinstance(cluster, ForeignCluster)
-    assert "octavo-foreign" in capsys.readouterr().err
+    assert f"octavo-{NAME}" in capsys.readouterr().err
     cluster.apply(probe_pod("web", "default"))
     cluster.wait("pod/web", "condition=Ready")
     try:
