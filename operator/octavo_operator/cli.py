@@ -42,6 +42,7 @@ def operator(
     import logging
 
     from octavo_operator.config import Config
+    from octavo_operator.kube import load_credentials
     from octavo_operator.plan import EngineDefaults
     from octavo_operator.runtime import run
 
@@ -52,12 +53,12 @@ def operator(
         engine=EngineDefaults(engine_image, engine_image_pull_policy, engine_libraries_claim or None),
         namespaces=tuple(namespaces or ()),
         lease_namespace=lease_namespace,
-        kubeconfig=kubeconfig,
         host=host,
         metrics_port=metrics_port,
         health_port=health_port,
     )
     try:
-        asyncio.run(run(config))
+        credentials = load_credentials(kubeconfig)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    asyncio.run(run(config, credentials))

@@ -6,7 +6,6 @@ import os
 import socket
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from octavo_engine import contract
 from octavo_operator.plan import EngineDefaults
@@ -26,7 +25,6 @@ class Config:
     lease_namespace: str | None = None
     lease_name: str = contract.FIELD_MANAGER
     identity: str = field(default_factory=_identity)
-    kubeconfig: Path | None = None
     host: str = "0.0.0.0"
     metrics_port: int = contract.PORT_OPERATOR_METRICS
     health_port: int = contract.PORT_OPERATOR_HEALTH

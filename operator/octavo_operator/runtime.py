@@ -17,7 +17,7 @@ from octavo_operator.autoscale.collect import Collector
 from octavo_operator.autoscale.state import SteadyClock
 from octavo_operator.config import Config
 from octavo_operator.kube.client import ApiError, Client
-from octavo_operator.kube.credentials import Credentials, load_credentials
+from octavo_operator.kube.credentials import Credentials
 from octavo_operator.kube.resources import INFERENCE_SERVICES
 from octavo_operator.kube.session import WatchPulse
 from octavo_operator.leadership import Leadership
@@ -30,9 +30,8 @@ EXIT_LEASE_LOST: Final = 3
 _LOG: Final = logging.getLogger(__name__)
 
 
-async def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `ValueError` when there are no credentials."""
-    credentials = load_credentials(config.kubeconfig)
+async def run(config: Config, credentials: Credentials) -> None:
+    """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     _stop_on_signals(stop)
     pulse = WatchPulse()

@@ -19,7 +19,7 @@ from .operator_process import Operator
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane with our CRD, the operator's rights, and nothing else."""
     with control_plane(tmp_path_factory.mktemp("control-plane")) as running:
-        api = running.admin()
+        api = running.admin
         api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest())
         api.create("/api/v1/namespaces", {"metadata": {"name": "octavo-system"}})
         for path, document in rbac.manifests(OPERATOR_USER, "octavo-system"):
@@ -31,7 +31,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def api(plane: ControlPlane) -> Api:
-    return plane.admin()
+    return plane.admin
 
 
 @pytest.fixture

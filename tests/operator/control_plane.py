@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,7 +121,7 @@ class ControlPlane:
             "--audit-log-mode=blocking", "--profiling=false", "--endpoint-reconciler-type=none",
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         )  # fmt: skip
-        api = self.admin()
+        api = self.admin
         eventually(lambda: self._ready(api), "API server ready", 60)
         for program, more in (
             ("kube-controller-manager", ["--controllers=*,-node-lifecycle-controller,-taint-eviction-controller",
@@ -145,6 +146,7 @@ class ControlPlane:
             process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
+        self.admin.http.close()
         for process in reversed(self.processes):
             process.kill()
         for process in self.processes:
@@ -161,7 +163,9 @@ class ControlPlane:
         path.write_text(text)
         return path
 
+    @cached_property
     def admin(self) -> Api:
+        """The one client of the administrator; `stop` closes it."""
         return Api(self.kubeconfig("admin"))
 
     def _ready(self, api: Api) -> bool:
