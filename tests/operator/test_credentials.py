@@ -47,10 +47,10 @@ def test_a_token_file_is_found_beside_the_kubeconfig(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_said(
-    tmp_path: Path, user: dict[str, str], context: dict[str, str], sentence: str
+    tmp_path: Path, login: dict[str, str], context: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        load_credentials(kubeconfig(tmp_path, user, **context))
+    with pytest.raises(ValueError, match=words):
+        load_credentials(kubeconfig(tmp_path, login, **context))
 
 
 def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
