@@ -85,6 +85,14 @@ def test_b34_a_reader_that_does_not_read_does_not_hold_the_process(tmp_path: Pat
         stuck.close()
 
 
+def test_b34_a_server_that_is_still_loading_leaves_too(tmp_path: Path) -> None:
+    with serving(tmp_path, "scripted://?step=300ms", "--drain-propagation", "0", ready=False) as server:
+        wait_until(lambda: server.status("/health") == 200, 10, "the port is open")
+        assert server.status("/ready") == 503
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+
+
 def test_b34_an_idle_server_leaves_after_the_propagation(tmp_path: Path) -> None:
     with serving(tmp_path, URI, "--drain-propagation", "1") as server:
         began = time.monotonic()

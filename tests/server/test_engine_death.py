@@ -153,7 +153,9 @@ def test_a_tokenising_process_that_dies_is_replaced(tmp_path: Path) -> None:
 def test_a_start_that_fails_says_one_sentence(tmp_path: Path, uri: str, flags: tuple[str, ...], sentence: str) -> None:
     with serving(tmp_path, uri, *flags, ready=False) as server:
         assert server.process.wait(30) == 1
-    assert sentence in server.text_log()
+    last = server.text_log().splitlines()[-1]
+    assert last.startswith("octavo serve: ")
+    assert sentence in last
     assert "Traceback" not in server.text_log()
 
 

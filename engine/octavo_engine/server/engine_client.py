@@ -269,7 +269,6 @@ class EngineClient:
         entry = self._requests.pop(message.request, None)
         if entry is None:
             return
-        self._counters.outcomes["rejected"] += len(entry.open)
         if message.reason == "queue_full":
             entry.ticket.fail(queue_full())
         else:

@@ -14,6 +14,7 @@ from octavo_engine.ipc.launch import launch_engine
 
 STOP_SECONDS: Final = 3.0
 """How long an engine that was told to leave may take."""
+FAREWELL_SECONDS: Final = 0.5
 
 
 class EngineProcess:
@@ -37,7 +38,9 @@ class EngineProcess:
         os.close(self._descriptor)
         code = self._process.wait()
         self._ended.set()
-        self._on_exit(_describe(code))
+        # An engine that ended by itself has said why: its last message may still be on its way.
+        delay = FAREWELL_SECONDS if code > 0 else 0.0
+        asyncio.get_running_loop().call_later(delay, self._on_exit, _describe(code))
 
     async def wait(self) -> None:
         """Wait until the process has ended."""

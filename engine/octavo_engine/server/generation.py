@@ -47,7 +47,7 @@ class JobEndpoint:
         except ClientGone:
             log.debug("A client of %s has gone.", self._route)
         except ApiError as error:
-            if error.status in (429, 503) and not exchange.started:
+            if contract.HEADER_NOT_STARTED in error.headers or error.code == "context_length_exceeded":
                 self._state.counters.outcomes["rejected"] += 1
             await _fail(exchange, error)
         except Exception:

@@ -32,6 +32,7 @@ from octavo_engine.server.keys import KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.state import ServerState
+from octavo_engine.server.threads import in_thread
 from octavo_engine.server.tokenize_pool import TokenizePool, TokenizerUnavailable
 from octavo_engine.server.tokenizer import TokenizerError, load_tokenizer
 
@@ -172,6 +173,8 @@ class ApiProcess:
         failing = asyncio.create_task(client.failed.wait())
         try:
             await self._until_over(receiving, loading, ending, failing)
+            if client.failure is not None and client.loaded is None:
+                raise StartError(client.failure)
             return await self._leave(client)
         finally:
             for task in (loading, ending, failing, receiving):
@@ -199,14 +202,14 @@ class ApiProcess:
         model = self._engine.model
         if not model.startswith("scripted://"):
             try:
-                model = str(await asyncio.to_thread(pull, model, self._report))
+                model = str(await in_thread(lambda: pull(model, self._report)))
             except (PullError, ModelNotFoundError, UnsupportedModelError, OSError) as error:
                 raise StartError(str(error)) from error
         config = msgspec.structs.replace(self._engine, model=model, socket_folder=str(link.folder))
         self._process = EngineProcess(config, on_exit=client.fail)
         self._pool = pool = TokenizePool(model)
         try:
-            self._state.text_model, _ = await asyncio.gather(asyncio.to_thread(load_tokenizer, model), pool.start())
+            self._state.text_model, _ = await asyncio.gather(in_thread(lambda: load_tokenizer(model)), pool.start())
         except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
             raise StartError(f"The tokenizer cannot be loaded: {error}") from error
         self._state.jobs = pool

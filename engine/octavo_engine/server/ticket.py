@@ -73,7 +73,7 @@ class Ticket:
         while self._to_accept and self._failure is None:
             self._event.clear()
             await self._event.wait()
-        if self._failure is not None and not self._pending:
+        if self._failure is not None and (self._to_accept or not self._pending):
             raise self._failure
 
     async def take(self) -> dict[int, Output]:
