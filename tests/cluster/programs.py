@@ -46,6 +46,7 @@ def control_programs(layout: Layout, binaries: Path, options: dict[str, Any]) ->
             f"--audit-policy-file={layout.run}/audit-policy.yaml",
             f"--audit-log-path={layout.audit_log}",
             "--audit-log-mode=blocking-strict",
+            "--audit-log-maxsize=2000",
             "--default-not-ready-toleration-seconds=30",
             "--default-unreachable-toleration-seconds=30",
             "--profiling=false",
