@@ -33,12 +33,15 @@ def main(
         rows += LINES[line]()
         if json_file is not None:
             json_file.write_text(json.dumps([row._asdict() for row in rows], indent=2))
-    Console().print(_table(rows))
+    terminal = Console()
+    Console(width=terminal.width if terminal.is_terminal else 160).print(_table(rows))
     raise typer.Exit(0 if all(row.passed for row in rows) else 1)
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table("line", "command", "figure", "s", "", show_lines=True)
+    table = Table(show_lines=True)
+    for heading in ("line", "command", "figure", "s", ""):
+        table.add_column(heading, overflow="fold")
     for row in rows:
         verdict = "[green]held" if row.passed else "[red]fell short"
         table.add_row(str(row.line), row.command, row.figure, f"{row.seconds:.0f}", verdict)

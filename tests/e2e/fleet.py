@@ -113,10 +113,17 @@ class InferenceService:
     def apply(self, spec: Object) -> None:
         self.cluster.apply(self.manifest(spec))
 
-    def patch(self, spec: Object, *, subresource: str = "") -> None:
+    def patch(self, spec: Object) -> None:
         """Merge into the spec; a refused edit raises ClusterError."""
-        through = [f"--subresource={subresource}"] if subresource else []
-        self.kubectl("patch", f"ois/{self.name}", "--type=merge", "-p", json.dumps({"spec": spec}), *through)
+        self.kubectl("patch", f"ois/{self.name}", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def write_scale(self, count: int) -> Object:
+        """Write as a HorizontalPodAutoscaler does: read the Scale object, put it back. Return what was read."""
+        path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/{contract.PLURAL}/{self.name}/scale"
+        scale: Object = json.loads(self.cluster.kubectl("get", "--raw", path))
+        written = {**scale, "spec": {"replicas": count}}
+        self.cluster.kubectl("replace", "--raw", path, "-f", "-", input=json.dumps(written))
+        return scale
 
     def delete(self, *, wait: bool = True) -> None:
         self.kubectl("delete", f"ois/{self.name}", f"--wait={str(wait).lower()}", timeout=180)

@@ -72,12 +72,12 @@ def moved_by_scale(service: InferenceService) -> str:
     service.eventually(lambda: service.document()["spec"].get("replicas"), "the live count is in spec.replicas")
     before = len(service.ready_pods())
     began = time.monotonic()
-    service.patch({"replicas": 2}, subresource="scale")
+    service.write_scale(2)
     service.wait_replicas(2, 180)
     seconds = time.monotonic() - began
     service.patch({"autoscaling": None})
     service.eventually(lambda: _works_as(service, "Fixed"), "works without autoscaling")
-    return f"{before} > 2 replicas ready {seconds:.0f} s after a PATCH of /scale"
+    return f"{before} > 2 replicas ready {seconds:.0f} s after a write to /scale"
 
 
 def switch_modes(service: InferenceService) -> list[str]:

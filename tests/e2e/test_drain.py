@@ -14,7 +14,7 @@ from . import scenarios
 from .fleet import Fleet, InferenceService, Object, names_of, pod_url, scripted
 from .load import Load, begin, broken, finish
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 
 def test_a_deleted_pod_ends_its_streams_normally(service: InferenceService, load: Load) -> None:

@@ -8,7 +8,7 @@ from . import scenarios
 from .fleet import Fleet, InferenceService, scripted
 from .load import Load, begin, broken, finish
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 IDLE_SECONDS = 35
 """Longer than every period of the operator's; the acceptance run takes the whole minute."""

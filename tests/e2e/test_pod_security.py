@@ -10,7 +10,7 @@ from tests.cluster.pods import probe_pod
 
 from .fleet import Fleet, InferenceService, scripted
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 
 def test_every_pod_passes_the_restricted_level(fleet: Fleet, service: InferenceService) -> None:

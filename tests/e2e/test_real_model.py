@@ -7,7 +7,7 @@ from examples.demo import chat, stage
 
 from .fleet import InferenceService, is_ready
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 
 def test_the_example_s_service_answers_by_the_bundled_model(service: InferenceService) -> None:

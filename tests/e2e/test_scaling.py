@@ -10,7 +10,7 @@ from . import scenarios
 from .fleet import InferenceService, names_of, pod_url, scripted
 from .load import Load, begin, broken, finish
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 QUICK_DOWN = {"scaleDown": {"stabilizationSeconds": 15, "periodSeconds": 10}}
 
@@ -34,7 +34,10 @@ def test_an_external_scaler_moves_it_through_scale_and_a_cordoned_pod_finishes_i
     service.wait_replicas(3)
     busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=700)]
     begin(busy)
-    service.patch({"replicas": 1}, subresource="scale")
+    scale = service.write_scale(1)
+    assert (scale["kind"], scale["spec"]["replicas"], scale["status"]["replicas"]) == ("Scale", 3, 3)
+    selected = service.cluster.get("pods", "-n", service.namespace, "-l", scale["status"]["selector"])["items"]
+    assert names_of(selected) == names_of(service.ready_pods())
     cordoned = service.eventually(
         lambda: scenarios.cordoned(service.pods()) or None, "two pods are cordoned, busy as they are"
     )
@@ -45,8 +48,8 @@ def test_an_external_scaler_moves_it_through_scale_and_a_cordoned_pod_finishes_i
     assert broken(busy) == []
     service.wait_replicas(1)
     assert not names_of(service.pods()) & cordoned
-    scale = service.document()
-    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (1, 1)
+    document = service.document()
+    assert (document["spec"]["replicas"], document["status"]["replicas"]) == (1, 1)
 
 
 def test_growing_again_takes_the_cordon_back(service: InferenceService, load: Load) -> None:

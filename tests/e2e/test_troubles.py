@@ -12,7 +12,7 @@ from tests.cluster.cluster import LocalCluster
 
 from .fleet import RESOURCES, Fleet, InferenceService, Object, scripted
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first test builds images and installs, too
 
 
 class Case(NamedTuple):
