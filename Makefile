@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml CMakeLists.txt $$(find kernels/octavo_kernels/cpu -type f -not -path '*__pycache__*' 2>/dev/null | sort) | sha256sum | cut -c1-12)
+TEST_CLUSTER := $(or $(OCTAVO_TEST_CLUSTER),test)
 CACHE := $(or $(OCTAVO_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/octavo)
 
 .PHONY: help setup demo demo-down test test-fast lint format acceptance-3 images crds clean distclean
@@ -32,7 +33,7 @@ demo-down: ## Take the demo's cluster down and leave nothing behind
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m examples.demo down; else echo "no demo is running: there is no $(VENV)"; fi
 
 test: setup lint ## Everything: lint, unit, API server, cluster
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest; status=$$?; $(BIN)/python -m tests.cluster down --name $(TEST_CLUSTER) && exit $$status
 
 test-fast: setup ## What needs no cluster
 	@$(BIN)/python -m pytest -m 'not cluster'
@@ -53,9 +54,10 @@ acceptance-3: setup ## The long form of the first complete Octavo's acceptance r
 images: setup ## Build the OCI images
 	@$(BIN)/python -m images.build
 
-clean: demo-down ## Stop what runs and remove everything built in the tree
+clean: ## Stop what runs and remove everything built in the tree
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m tests.cluster down --all; fi
 	@rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and the cache outside the tree
-	@rm -rf $(CACHE)
+	@chmod -R u+w $(CACHE) 2>/dev/null; rm -rf $(CACHE)
