@@ -39,6 +39,7 @@ class Figures:
 
     probes: int
     probe_p50: float
+    probe_p90: float
     probe_max: float
     machine_delay_max: float
     quiet_itl_p50: float
@@ -139,7 +140,7 @@ def measure(server: Server, prompt_bytes: int, probes: int = PROBES, quiet_secon
         answers, _ = clients.communicate()
     took.sort()
     return Figures(
-        len(took), percentile(took, 0.5), took[-1], worst,
+        len(took), percentile(took, 0.5), percentile(took, 0.9), took[-1], worst,
         percentile(quiet, 0.5), percentile(quiet, 0.99), percentile(loaded, 0.5), percentile(loaded, 0.99),
         (peak - before) / 1e6, prompt_bytes, json.loads(answers),
     )  # fmt: skip

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from octavo_engine import contract
-from tests.server.launch import finish_reasons, serving, wait_until
+from tests.server.launch import Server, finish_reasons, serving, wait_until
 from tests.server.test_engine_death import open_stream
 
 COMPLETIONS = contract.PATH_COMPLETIONS
@@ -21,18 +23,23 @@ def body(tokens: int) -> dict[str, Any]:
     return {"prompt": "p", "max_tokens": tokens, "stream": True}
 
 
+def refusal(server: Server) -> httpx.Response | None:
+    """Return the answer to a new request if it is not a success."""
+    answer = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
+    return None if answer.status_code == 200 else answer
+
+
 def test_b34_sigterm_lets_streams_end_and_refuses_new_requests(tmp_path: Path) -> None:
-    with serving(tmp_path, URI, "--drain-propagation", "1", "--drain-timeout", "60") as server:
+    with serving(tmp_path, URI, "--drain-propagation", "3", "--drain-timeout", "60") as server:
         streams: list[list[Any]] = [[], [], []]
-        threads = [open_stream(server, into, body(250)) for into in streams]
+        threads = [open_stream(server, into, body(600)) for into in streams]
         wait_until(lambda: all(streams), 10, "streams began")
         server.process.terminate()
-        wait_until(lambda: server.status("/ready") == 503, 1, "readiness is red at once")
+        wait_until(lambda: server.status("/ready") == 503, 2, "readiness is red at once")
         assert server.status("/health") == 200
         accepted = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
         assert accepted.status_code == 200, "endpoints take a moment to spread"
-        time.sleep(1.2)
-        refused = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
+        refused = wait_until(lambda: refusal(server), 6, "refused once the propagation is over")
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert refused.headers["x-octavo-not-started"] == "1"
