@@ -43,6 +43,10 @@ lint: setup ## ruff, mypy --strict, import contracts, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m octavo_operator.api --check
+
+crds: setup ## Write the CRD from its types, for kubectl and for the chart
+	@$(BIN)/python -m octavo_operator.api
 
 format: setup ## Format the code
 	@$(BIN)/ruff check --fix .
