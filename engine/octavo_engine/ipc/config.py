@@ -49,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     plans_in_flight: Literal[0, 1, 2] = 0
     """0: two on a GPU, where scheduling overlaps the step; one on a CPU, where a step outlasts scheduling by far and a
     second plan in flight would make every new request wait one step longer."""
-    step_timeout_seconds: float = 300.0
+    step_timeout_seconds: float = 60.0
     """A step that takes longer hangs: the engine gives up with `Failed`, so that it is started again."""
     parent_pid: int = 0
     """The process the engine must not outlive; set by `launch_engine`."""

@@ -63,7 +63,7 @@ class EngineLoop:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         depth: int = 1,
-        step_timeout_seconds: float = 300.0,
+        step_timeout_seconds: float = 60.0,
     ) -> None:
         """Keep at most `depth` plans in flight (1 or 2)."""
         self._endpoint = endpoint
