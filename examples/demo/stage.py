@@ -113,7 +113,8 @@ KUBECONFIG  {cluster.kubeconfig}
 
 Try next:
   curl {url}/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+    -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "{QUESTION}"}}],
+         "max_tokens": 64, "temperature": 0}}'
   export KUBECONFIG={cluster.kubeconfig} PATH={cluster.binaries}:$PATH
   kubectl get ois -n {NAMESPACE} -w
   kubectl get ois {SERVICE} -n {NAMESPACE} -o yaml
