@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -25,7 +24,7 @@ from .running import REPOSITORY, Ran, run
 CLUSTER: Final = "demo"
 FIRST_SECONDS: Final = 25 * 60
 SECOND_SECONDS: Final = 90
-QUESTION: Final = "What is the capital of France?"
+SERVICE: Final = "assistant"
 ANSWER: Final = "Paris"
 
 
@@ -68,24 +67,28 @@ def _make(target: str, clone: Path, environment: Mapping[str, str]) -> Ran:
 def _as_a_user(printed: str, clone: Path) -> None:
     """Do what the demo says one may try, in a shell of one's own: the chat's answer, curl, kubectl."""
     _expect(ANSWER in printed, "the demo printed no answer")
-    url, kubeconfig = _printed("URL", printed), _printed("KUBECONFIG", printed)
-    path = re.search(r"PATH=(\S+?):\$PATH", printed)
-    _expect(path is not None, "the demo does not say where kubectl is")
-    shell = {"KUBECONFIG": kubeconfig, "PATH": f"{path[1] if path else ''}:{os.environ['PATH']}"}
-    body = json.dumps(
-        {"model": "assistant", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    )
-    chat = [f"{url}/chat/completions", "-H", "content-type: application/json", "-d", body]
-    answer = run(["curl", "-sS", "--fail-with-body", *chat], folder=clone)
-    _expect(answer.code == 0 and ANSWER in answer.output, f"curl got {answer.output[:300]}")
-    kubectl = run(["kubectl", "get", "ois", "-A", "--no-headers"], folder=clone, environment=shell)
-    _expect(kubectl.code == 0 and " True " in kubectl.output, f"kubectl said {kubectl.output[:300]}")
+    url, kubeconfig = _printed(r"^URL\s+(\S+)$", printed), _printed(r"^KUBECONFIG\s+(\S+)$", printed)
+    models = _shell(f"curl -sS --fail-with-body {url}/models", clone)
+    _expect(SERVICE in models, f"{url}/models answered {models[:300]}")
+    answer = _shell(_printed(r"^  (curl [^']*'[^']*'[^']*'[^']*')$", printed), clone)
+    _expect(ANSWER in answer, f"curl got {answer[:300]}")
+    export = _printed(r"^  (export KUBECONFIG=.*)$", printed)
+    _expect(kubeconfig in export, f"the printed KUBECONFIG is not the one of '{export}'")
+    listed = _shell(f"{export} && {_printed(r'^  (kubectl get ois .*?)(?: -w)?$', printed)}", clone)
+    _expect(re.search(rf"^{SERVICE}\s.*\sTrue\s", listed, re.MULTILINE) is not None, f"kubectl said {listed[:300]}")
 
 
-def _printed(name: str, text: str) -> str:
-    found = re.search(rf"^{name}\s+(\S+)$", text, re.MULTILINE)
+def _shell(command: str, clone: Path) -> str:
+    """Run a printed command as a person would, in a shell of one's own."""
+    ran = run(["bash", "-c", command], folder=clone)
+    _expect(ran.code == 0, f"'{command}' ended with {ran.code}: {ran.output[:300]}")
+    return ran.output
+
+
+def _printed(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
     if found is None:
-        raise Shortfall(f"the demo printed no {name}")
+        raise Shortfall(f"the demo printed nothing like {pattern}")
     return found[1]
 
 
