@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cluster.layout import Layout
-from tests.cluster.leftovers import difference, everything, leftovers
+from tests.cluster.leftovers import cluster_names, difference, everything, leftovers
 
 from .running import REPOSITORY, Ran, run
 
@@ -104,8 +104,11 @@ def main() -> None:
     parser.add_argument("--own-caches", action="store_true", help="begin with nothing cached; make distclean, too")
     parser.add_argument("--json", type=Path, help="write the timings here, too")
     arguments = parser.parse_args()
-    if Layout(CLUSTER).run.exists():
-        sys.exit("a demo is running on this machine: `make demo-down` in its folder first")
+    if names := cluster_names():
+        running = ", ".join(names)
+        sys.exit(
+            f"`make clean` takes down every cluster, there are {running}: end them first (python -m tests.cluster down --all)"
+        )
     folder = Path(tempfile.mkdtemp(prefix="octavo-fresh-", dir="/var/tmp"))
     try:
         clone = folder / "octavo"

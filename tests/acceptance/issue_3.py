@@ -6,6 +6,8 @@ Every line becomes its commands, and every command its figure; what a command pr
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tests.cluster.leftovers import cluster_names
+
 from .lines import LINES
-from .running import Row
+from .running import PYTHON, Row, run
 
 
 def main(
@@ -28,14 +32,26 @@ def main(
             raise typer.BadParameter(f"there is no line {line}: choose from 1 to {len(LINES)}")
     console = Console(stderr=True)
     rows: list[Row] = []
-    for line in chosen:
-        console.rule(f"line {line}: {LINES[line].__doc__}")
-        rows += LINES[line]()
-        if json_file is not None:
-            json_file.write_text(json.dumps([row._asdict() for row in rows], indent=2))
+    with _no_new_cluster():
+        for line in chosen:
+            console.rule(f"line {line}: {LINES[line].__doc__}")
+            rows += LINES[line]()
+            if json_file is not None:
+                json_file.write_text(json.dumps([row._asdict() for row in rows], indent=2))
     terminal = Console()
     Console(width=terminal.width if terminal.is_terminal else 160).print(_table(rows))
     raise typer.Exit(0 if all(row.passed for row in rows) else 1)
+
+
+@contextmanager
+def _no_new_cluster() -> Iterator[None]:
+    """Take down on the way out what cluster the lines started; one that ran before is used and left."""
+    before = set(cluster_names())
+    try:
+        yield
+    finally:
+        for name in sorted(set(cluster_names()) - before):
+            run([PYTHON, "-m", "tests.cluster", "down", "--name", name])
 
 
 def _table(rows: list[Row]) -> Table:

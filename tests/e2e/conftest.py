@@ -14,7 +14,7 @@ from .load import Load
 
 @pytest.fixture(scope="session")
 def fleet(local_cluster: LocalCluster) -> Fleet:
-    """The cluster with this checkout's operator in it. It stays installed: the next session upgrades it."""
+    """The cluster with this checkout's operator in it."""
     return install(local_cluster)
 
 
