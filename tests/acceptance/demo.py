@@ -106,9 +106,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if names := cluster_names():
         running = ", ".join(names)
-        sys.exit(
-            f"`make clean` takes down every cluster, there are {running}: end them first (python -m tests.cluster down --all)"
-        )
+        remedy = "python -m tests.cluster down --all"
+        sys.exit(f"`make clean` takes down every cluster, and {running} would be among them: end them first ({remedy})")
     folder = Path(tempfile.mkdtemp(prefix="octavo-fresh-", dir="/var/tmp"))
     try:
         clone = folder / "octavo"
