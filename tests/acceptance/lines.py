@@ -78,7 +78,8 @@ def line_7() -> Iterator[Row]:
     factor = facts["loaded_itl_p99"] / facts["quiet_itl_p99"]
     figure = (
         f"{facts['probes']} probes, slowest {probe * 1000:.0f} ms; ITL p99 {factor:.2f} × quiet; "
-        f"memory + {growth:.0f} MB; answers {facts['answers']}"
+        f"memory + {growth:.0f} MB; answers {facts['answers']}; "
+        f"the machine woke a mere sleeper up to {facts['machine_delay_max'] * 1000:.0f} ms late"
     )
     kept = probe <= PROBE_SECONDS and factor <= ITL_FACTOR and growth < MEMORY_MEGABYTES
     yield _row(7, ran, figure, passed=ran.code == 0 and kept)
