@@ -18,7 +18,7 @@ QUICK_DOWN = {"scaleDown": {"stabilizationSeconds": 15, "periodSeconds": 10}}
 def test_load_grows_it_and_idleness_shrinks_it(service: InferenceService, load: Load) -> None:
     service.apply(scripted(None, scenarios.SLOW, autoscaling={"minReplicas": 1, "maxReplicas": 2, **QUICK_DOWN}))
     service.wait_ready()
-    figures = scenarios.grow_and_shrink(service, load, requests=64, max_tokens=400)
+    figures = scenarios.grow_and_shrink(service, load, requests=64, max_tokens=300)
     assert figures.up["branch"] in ("Demand", "Latency")
     assert figures.up["inputs"]["demandBlocks"] > 0
     assert (figures.down["from"], figures.down["to"]) == (2, 1)
@@ -32,7 +32,7 @@ def test_an_external_scaler_moves_it_through_scale_and_a_cordoned_pod_finishes_i
     service.wait_ready()
     service.kubectl("scale", f"ois/{service.name}", "--replicas=3")
     service.wait_replicas(3)
-    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=700)]
+    busy = [stream for pod in service.ready_pods() for stream in load.stream(pod_url(pod), max_tokens=500)]
     begin(busy)
     scale = service.write_scale(1)
     assert (scale["kind"], scale["spec"]["replicas"], scale["status"]["replicas"]) == ("Scale", 3, 3)
