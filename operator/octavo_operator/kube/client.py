@@ -18,6 +18,7 @@ TIMEOUT_SECONDS: Final = 5.0
 _APPLY: Final = "application/apply-patch+yaml"
 _UNTYPED: Final = "failed to create typed patch object"
 """How the API server refuses an applied object with unknown fields: as an internal error."""
+NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 _MERGE: Final = "application/merge-patch+json"
 
 
@@ -126,4 +127,7 @@ def _error(status: int, text: str) -> ApiError:
     message = str(answer.get("message") or text[:500])
     if status == 500 and message.startswith(_UNTYPED):
         return ApiError(422, "Invalid", message)
+    causes = (answer.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == NAMESPACE_TERMINATING for cause in causes):
+        return ApiError(status, NAMESPACE_TERMINATING, message)
     return ApiError(status, str(answer.get("reason") or "Unknown"), message)

@@ -18,7 +18,7 @@ from octavo_operator.api.spec import InferenceServiceSpec
 from octavo_operator.autoscale.collect import Collector
 from octavo_operator.autoscale.state import SteadyClock
 from octavo_operator.kube import resources
-from octavo_operator.kube.client import ApiError, Client, Object
+from octavo_operator.kube.client import NAMESPACE_TERMINATING, ApiError, Client, Object
 from octavo_operator.plan import Children, EngineDefaults, Observed, Owner, plan, selector_text
 from octavo_operator.plan.replicas import live_replicas, mode_of
 from octavo_operator.reconcile.apply import Applied, Applier
@@ -123,6 +123,8 @@ class Reconciler:
         try:
             return await self._converge(resource, spec)
         except ApiError as error:
+            if error.reason == NAMESPACE_TERMINATING:  # Nothing can be made there, and we go with it.
+                return self._seconds_to_resync()
             if 400 <= error.status < 500 and error.status not in (404, 409, 429):
                 await self._refuse(resource, Trouble("ApplyFailed", str(error)))
             raise
