@@ -33,6 +33,8 @@ demo-down: ## Take the demo's cluster down and leave nothing behind
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m examples.demo down; else echo "no demo is running: there is no $(VENV)"; fi
 
 test: setup lint ## Everything: lint, unit, API server, cluster
+	@echo "== building the cluster under test (about 10 minutes the first time)"
+	@$(BIN)/python -m tests.cluster build
 	@$(BIN)/python -m pytest; status=$$?; $(BIN)/python -m tests.cluster down --name $(TEST_CLUSTER) && exit $$status
 
 test-fast: setup ## What needs no cluster
@@ -59,7 +61,7 @@ images: setup ## Build the OCI images
 	@$(BIN)/python -m images.build
 
 clean: ## Stop what runs and remove everything built in the tree
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m tests.cluster down --all; fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m tests.cluster down --mine; fi
 	@rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -59,16 +59,15 @@ def reference(name: str) -> str:
 def build(names: list[str], out: Path, *, say: Callable[[str], None]) -> list[Path]:
     """Build the named images into `out` unless they are there, and return their archives, in the order asked for.
 
-    say: told what is being packed. Older archives of the same images are removed.
+    say: told what is being packed. Archives of the same images that are an hour old are removed.
     """
     out.mkdir(parents=True, exist_ok=True)
     archives = [out / f"{name}-{tag()}.tar" for name in names]
-    for name, archive in zip(names, archives, strict=True):
-        if not archive.exists():
-            _build(name, archive, say)
-            for older in out.glob(f"{name}-*.tar"):
-                if older != archive:
-                    older.unlink()
+    with layers.exclusive():
+        for name, archive in zip(names, archives, strict=True):
+            if not archive.exists():
+                _build(name, archive, say)
+                layers.discard_old(out, f"{name}-*.tar", keep=archive.stem)
     return archives
 
 

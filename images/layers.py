@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import fcntl
 import hashlib
 import json
 import os
@@ -11,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +28,7 @@ SITE_PACKAGES = PYTHON / "lib" / TAG / "site-packages"
 MODELS = Path("opt/octavo/models")
 TOO_BIG = frozenset({"torch", "triton"})
 """Left out of the images, with what only they require: the `libraries` folder has them."""
+KEPT_SECONDS = 3600
 _SOURCES = ("pyproject.toml", "CMakeLists.txt", "operator", "engine", "kernels", "images")
 _COMMAND = """
 import os
@@ -139,10 +143,25 @@ def _kept(name: str, key: list[str], fill: Callable[[Path], None]) -> oci.Layer:
             fill(Path(scratch))
             layer = oci.write_layer(Path(scratch), tar)
         described.write_text(json.dumps({"digest": layer.digest, "size": layer.size}))
-        for older in folder.glob(f"{name}-*"):
-            if older.suffix in (".tar", ".json") and older.stem != tar.stem:
-                older.unlink(missing_ok=True)
+        discard_old(folder, f"{name}-*", keep=tar.stem)
     return oci.Layer(tar, **json.loads(described.read_text()))
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Hold the cache's lock: two checkouts that build at once take turns."""
+    lock = cache_folder() / "images" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def discard_old(folder: Path, pattern: str, *, keep: str) -> None:
+    """Remove files of the pattern that nobody can be importing any more: not `keep`, and written an hour ago."""
+    for path in folder.glob(pattern):
+        if path.is_file() and path.stem != keep and time.time() - path.stat().st_mtime > KEPT_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def _fill_interpreter(root: Path) -> None:

@@ -116,7 +116,7 @@ Try next:
     -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "{QUESTION}"}}],
          "max_tokens": 64, "temperature": 0}}'
   export KUBECONFIG={cluster.kubeconfig} PATH={cluster.binaries}:$PATH
-  kubectl get ois -n {NAMESPACE} -w
+  kubectl get ois -n {NAMESPACE}
   kubectl get ois {SERVICE} -n {NAMESPACE} -o yaml
   .venv/bin/octavo chat {url}
   make demo-down"""

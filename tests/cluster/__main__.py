@@ -16,7 +16,7 @@ from . import cgroups, control, lifecycle
 from .build import ensure_built
 from .cluster import LocalCluster, local_cluster
 from .errors import ClusterError
-from .layout import Layout, Node
+from .layout import REPOSITORY, Layout, Node
 from .leftovers import cluster_names
 from .leftovers import leftovers as find_leftovers
 from .progress import console
@@ -75,10 +75,11 @@ def up(
 def down(
     name: Name = DEFAULT,
     every: Annotated[bool, typer.Option("--all", help="Every cluster of this machine, whatever its name.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Every cluster that this checkout started.")] = False,
 ) -> None:
     """Stop the cluster and remove every trace of it, also after a crash."""
     with plainly():
-        for each in cluster_names() if every else [name]:
+        for each in cluster_names(REPOSITORY if mine else None) if every or mine else [name]:
             lifecycle.down(Layout(each))
             if left := find_leftovers(each):
                 raise ClusterError("still there after down:\n" + "\n".join(left))

@@ -89,6 +89,11 @@ class Layout:
         return self.run / "state.json"
 
     @property
+    def checkout(self) -> Path:
+        """Holds the path of the checkout that started the cluster: `make clean` ends those of its own only."""
+        return self.run / "checkout"
+
+    @property
     def spec(self) -> Path:
         return self.run / "supervisor.json"
 

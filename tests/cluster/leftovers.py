@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from . import cgroups
-from .layout import clusters_dir
+from .layout import Layout, clusters_dir
 
 HOST_FOLDERS = (
     "/var/lib/cni",
@@ -43,11 +43,15 @@ def leftovers(name: str = "") -> list[str]:
     return found
 
 
-def cluster_names() -> list[str]:
-    """Every cluster that runs, or has left a group or a folder."""
+def cluster_names(checkout: Path | None = None) -> list[str]:
+    """Every cluster that runs, or has left a group or a folder; only those that `checkout` started, if one is given."""
     groups = {group.name.removeprefix("octavo-") for group in groups_of("")}
     folders = {path.name for path in clusters_dir().glob("*") if path.is_dir()}
-    return sorted(groups | folders)
+    return sorted(name for name in groups | folders if checkout in (None, _started_by(Layout(name))))
+
+
+def _started_by(layout: Layout) -> Path | None:
+    return Path(layout.checkout.read_text()) if layout.checkout.exists() else None
 
 
 def groups_of(name: str) -> list[Path]:

@@ -7,13 +7,14 @@ from typing import Any
 
 from . import config, namespaces, pki, programs
 from .build import Built
-from .layout import Layout, Node
+from .layout import REPOSITORY, Layout, Node
 
 
 def render(layout: Layout, built: Built, options: dict[str, Any]) -> None:
     """The state folder of a cluster that has not started yet."""
     options = {**options, "python": sys.executable}
     layout.run.mkdir(mode=0o755)
+    layout.checkout.write_text(str(REPOSITORY))
     layout.logs.mkdir()
     pki.write_all(layout, options["api_port"])
     write(
