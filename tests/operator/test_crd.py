@@ -62,6 +62,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {**MODEL, "cache": {"emptyDir": {}, "hostPath": {"path": "/x"}}}, "replicas": 1},
         "exactly one of model.cache",
     ),
+    "a cache size that is none": (
+        {"model": {**MODEL, "cache": {"emptyDir": {"sizeLimit": "banana"}}}, "replicas": 1},
+        "emptyDir.sizeLimit must be a Kubernetes quantity",
+    ),
     "GPUs are not the ranks": (
         {**FIXED, "resources": {"limits": {"nvidia.com/gpu": 2}}},
         "must equal engine.tensorParallelSize",

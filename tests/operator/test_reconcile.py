@@ -130,7 +130,34 @@ def test_a_pod_template_that_is_refused_changes_nothing_and_says_why(services: S
     assert services.deployment()["spec"] == before["spec"]
     assert services.edit({"podTemplate": {"affinity": {"nodeAffinty": {}}, "tolerations": None}}) == (200, "")
     eventually(lambda: "nodeAffinty" in services.condition("Ready")["message"], "an unknown field is refused too")
+    volumes = [{"name": "scratch", "emptyDir": {"sizeLimit": "banana"}}]
+    assert services.edit({"podTemplate": {"affinity": None, "volumes": volumes}}) == (200, "")
+    eventually(lambda: "quantities" in services.condition("Ready")["message"], "a malformed quantity is refused too")
+    assert reason(services) == ("False", "InvalidPodTemplate")
     assert services.edit({"podTemplate": None}) == (200, "")
+    eventually(lambda: reason(services) == ("False", "Starting"), "it heals")
+
+
+def test_an_error_that_stays_is_a_condition(services: Services) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    webhook = {
+        "name": "nobody.answers.test",
+        "clientConfig": {"url": "https://127.0.0.1:9/"},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": services.namespace}},
+        "rules": [{"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}],
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    services.api.create(path, {"metadata": {"name": services.namespace}, "webhooks": [webhook]})
+    try:
+        services.create(FIXED)
+        eventually(lambda: reason(services) == ("False", "ApplyFailed"), "the failure is a condition")
+        assert "nobody.answers.test" in services.condition("Ready")["message"]
+        assert services.settled()
+    finally:
+        services.api.delete(f"{path}/{services.namespace}")
+    services.deployment()
     eventually(lambda: reason(services) == ("False", "Starting"), "it heals")
 
 

@@ -67,6 +67,13 @@ class HostPath(Part):
 class EmptyDir(Part):
     """A folder that lives as long as the pod."""
 
+    model_config = rules(
+        rule(
+            "!has(self.sizeLimit) || isQuantity(string(self.sizeLimit))"
+            " && !quantity(string(self.sizeLimit)).isLessThan(quantity('0'))",
+            "emptyDir.sizeLimit must be a Kubernetes quantity that is not negative, for example 20Gi",
+        )
+    )
     size_limit: Quantity | None = Field(None, description="Largest size, for example 20Gi.")
 
 

@@ -16,8 +16,8 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS: Final = 5.0
 """Of one request: shorter than what a lease has left when its holder stops writing (`leadership.py`)."""
 _APPLY: Final = "application/apply-patch+yaml"
-_UNTYPED: Final = "failed to create typed patch object"
-"""How the API server refuses an applied object with unknown fields: as an internal error."""
+_UNTYPED: Final = ("failed to create typed patch object", "failed to convert new object")
+"""How the API server refuses an applied object with unknown fields or malformed quantities: as an internal error."""
 NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 _MERGE: Final = "application/merge-patch+json"
 

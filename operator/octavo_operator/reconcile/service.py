@@ -32,6 +32,8 @@ from octavo_operator.reconcile.status import Report, build_status
 RESYNC_SECONDS: Final = 300.0
 LEAST_SECONDS: Final = 0.5
 BACKOFF_SECONDS: Final = (1.0, 60.0)
+FAILURES_TO_TELL: Final = 3
+"""Failed passes in a row after which the status says so, whatever the failure: one alone may be a hiccup."""
 RETRY_SECONDS: Final = 6.0
 """What sends us no event: somebody else's object in the way, another service whose turn it is."""
 
@@ -125,7 +127,8 @@ class Reconciler:
         except ApiError as error:
             if error.reason == NAMESPACE_TERMINATING:  # Nothing can be made there, and we go with it.
                 return self._seconds_to_resync()
-            if 400 <= error.status < 500 and error.status not in (404, 409, 429):
+            refused = 400 <= error.status < 500 and error.status not in (404, 409, 429)
+            if refused or self._failures + 1 >= FAILURES_TO_TELL:
                 await self._refuse(resource, Trouble("ApplyFailed", str(error)))
             raise
 
