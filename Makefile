@@ -23,14 +23,16 @@ $(STAMP):
 	@echo "== installing the build tools"
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=24' 'scikit-build-core>=0.11' 'nanobind>=2.4' 'cmake>=3.26' 'ninja>=1.11'
 	@echo "== installing Octavo and what it needs (about 5 GB the first time, most of it torch)"
-	@$(BIN)/pip install --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	@( while sleep 15; do echo "   … $$(du -sm $(VENV) | cut -f1) MB installed"; done ) & ticker=$$!; \
+	  $(BIN)/pip install --disable-pip-version-check --no-build-isolation -e '.[dev]'; status=$$?; kill $$ticker; exit $$status
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: setup ## Bring up a cluster, install Octavo, apply an InferenceService, chat with it
 	@$(BIN)/python -m examples.demo up
 
 demo-down: ## Take the demo's cluster down and leave nothing behind
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m examples.demo down; else echo "no demo is running: there is no $(VENV)"; fi
+	@if [ ! -x $(BIN)/python ] && [ ! -e $${OCTAVO_CLUSTER_DIR:-/var/tmp/octavo-cluster}/demo ]; then \
+	  echo "no demo is running"; else $(MAKE) --no-print-directory setup && $(BIN)/python -m examples.demo down; fi
 
 test: setup lint ## Everything: lint, unit, API server, cluster
 	@echo "== building the cluster under test (about 10 minutes the first time)"
@@ -62,6 +64,7 @@ images: setup ## Build the OCI images
 
 clean: ## Stop what runs and remove everything built in the tree
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m tests.cluster down --mine; fi
+	@echo "removing $(VENV) and what was built"
 	@rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

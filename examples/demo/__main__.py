@@ -18,7 +18,9 @@ def up() -> None:
     try:
         stage.up()
     except (ClusterError, stage.DemoError) as error:
-        sys.exit(f"demo: {error}")
+        sys.exit(f"demo: {error}\nTry `make demo` again; `make demo-down` first starts it afresh.")
+    except KeyboardInterrupt:
+        sys.exit(f"demo: interrupted; {stage.remains()}")
 
 
 @app.command()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from images import build as images
@@ -36,6 +39,32 @@ class DemoError(Exception):
 
 def up() -> None:
     """Bring up cluster, operator and service, print the model's answer and how to go on."""
+    with _alone():
+        _up()
+
+
+def remains() -> str:
+    """Say what an interrupted demo has left."""
+    if leftovers(CLUSTER):
+        return "its cluster still runs: `make demo` goes on from there, `make demo-down` removes it"
+    return "nothing of it is left running"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the demo's lock; a second one waits for the first and then finds all of it there."""
+    lock = layers.cache_folder() / "demo.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _detail("another make demo is at work: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _up() -> None:
     began = time.monotonic()
     _title("cluster: a real Kubernetes of two nodes on this machine")
     cluster = local_cluster(CLUSTER)
@@ -67,6 +96,7 @@ def down() -> None:
 
 def install_operator(cluster: LocalCluster, *values: str) -> None:
     """Install or upgrade the chart with this checkout's images, and wait until the operator is available."""
+    _clear_interrupted_release(cluster)
     tag = images.tag()
     settings = [f"image.tag={tag}", f"engine.image.tag={tag}", f"engine.libraries.claimName={LIBRARIES_CLAIM}", *values]
     flags = [flag for setting in settings for flag in ("--set-string", setting)]
@@ -74,6 +104,14 @@ def install_operator(cluster: LocalCluster, *values: str) -> None:
         "upgrade", "--install", RELEASE, str(REPOSITORY / "charts/octavo"), "--namespace", SYSTEM_NAMESPACE,
         "--create-namespace", "--wait", "--timeout", "3m", *flags,
     )  # fmt: skip
+
+
+def _clear_interrupted_release(cluster: LocalCluster) -> None:
+    """Remove a release whose installation was killed: Helm refuses to touch it. The CRD and the services stay."""
+    releases = json.loads(cluster.helm("list", "--all", "--namespace", SYSTEM_NAMESPACE, "--output", "json"))
+    if any(release["name"] == RELEASE and release["status"].startswith("pending-") for release in releases):
+        _detail("an earlier helm install was interrupted: removing its remains")
+        cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, "--wait", "--timeout", "2m")
 
 
 def prepare_namespace(cluster: LocalCluster, namespace: str) -> None:
@@ -92,6 +130,8 @@ def wait_ready(cluster: LocalCluster, namespace: str, name: str, *, seconds: flo
         ready = conditions.get("Ready", {"status": "Unknown", "reason": "Pending", "message": "not seen yet"})
         if ready["status"] == "True" and ready.get("observedGeneration") == document["metadata"]["generation"]:
             return
+        if document["metadata"].get("deletionTimestamp"):
+            raise DemoError(f"{name} is being deleted: wait until `kubectl get ois -n {namespace}` no longer shows it")
         state = f"{ready['reason']}: {ready['message']}"
         if state != told:
             _detail(state)
@@ -119,7 +159,9 @@ Try next:
   kubectl get ois -n {NAMESPACE}
   kubectl get ois {SERVICE} -n {NAMESPACE} -o yaml
   .venv/bin/octavo chat {url}
-  make demo-down"""
+  make demo-down
+
+More services go into namespace {NAMESPACE}, where the claim {LIBRARIES_CLAIM} brings torch to engine pods."""
     )
 
 

@@ -28,6 +28,8 @@ class Binary:
 
 _STAMP = "k8s.io/component-base/version."
 KUBE_STAMP = f"-X {_STAMP}gitVersion={KUBERNETES} -X {_STAMP}gitMajor=1 -X {_STAMP}gitMinor={KUBERNETES.split('.')[1]}"
+_HELM = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"
+HELM_STAMP = f"-X {_HELM}Major=1 -X {_HELM}Minor={KUBERNETES.split('.')[1]}"  # what `helm template` renders for
 CONTAINERD = ("github.com/containerd/containerd/v2/cmd/", "v2.4.2")
 
 BINARIES = (
@@ -41,7 +43,7 @@ BINARIES = (
     Binary("runc", "github.com/opencontainers/runc", 120, "v1.5.3", tags="seccomp", native=True),
     # The newest kube-router the module proxy serves whole.
     Binary("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router", 700, "v2.1.0"),
-    Binary("helm", "helm.sh/helm/v3/cmd/helm", 500, "v3.22.0"),
+    Binary("helm", "helm.sh/helm/v3/cmd/helm", 500, "v3.22.0", ldflags=HELM_STAMP),
 )
 
 # Program that must be there -> the Debian package that brings it.
