@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 
 from octavo_engine import contract
 from octavo_engine.commands.sizes import parse_size
+from octavo_engine.core import limits
+from octavo_engine.core.config import CacheGroup, Request, SchedulerConfig
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.core.stop import StopRule
+from octavo_engine.core.waiting import WaitingQueue
 from octavo_engine.server import admission
 from octavo_engine.server.counters import Distribution
 from octavo_engine.server.engine_client import Load
@@ -75,6 +80,55 @@ def test_admission(load: Load, sequences: int, tokens: int, refused: bool) -> No
     assert (error is not None) == refused
     if error is not None:
         assert (error.status, error.headers[contract.HEADER_NOT_STARTED]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "tokens", "param"),
+    [
+        (8, 1, 100, None),
+        (1, 8, 10**9, None),
+        (9, 1, 9, "prompt"),
+        (1, 9, 9, "n"),
+        (2, 5, 10, "n"),
+        (2, 1, 101, "prompt"),
+    ],
+)
+def test_what_an_empty_queue_would_not_take_is_never_told_to_retry(
+    prompts: int, n: int, tokens: int, param: str | None
+) -> None:
+    error = admission.refuse_for_ever(prompts, n, tokens, max_requests=8, max_tokens=100)
+    assert (None if error is None else error.param) == param
+    if error is not None:
+        assert error.status == 400
+        assert "never be admitted" in error.message
+        assert "Retry" not in error.message
+    assert admission.refuse_for_ever(prompts, n, tokens, max_requests=0, max_tokens=0) is None
+
+
+@pytest.mark.parametrize(("sequences", "prompts"), [(8, 1), (9, 1), (8, 3), (9, 3), (200, 200)])
+@pytest.mark.parametrize("length", [1, 12, 90])
+def test_the_engine_and_the_server_agree_on_what_an_empty_queue_takes(
+    sequences: int, prompts: int, length: int
+) -> None:
+    """Submit one by one to the engine's own rule, as the server does; nothing is scheduled in between."""
+    n, spare = divmod(sequences, prompts)
+    n += bool(spare)
+    waiting = WaitingQueue()
+    config = SchedulerConfig(
+        groups=(CacheGroup(num_blocks=64),), max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128,
+        max_queue_requests=8, max_queue_tokens=100,
+    )  # fmt: skip
+    taken = True
+    for index in range(prompts):
+        ids = tuple(range(index * n, index * n + n))
+        prompt = tuple(range(length))
+        taken = taken and limits.refuse(Request(ids, prompt, StopRule(max_tokens=1)), waiting, config) is None
+        for one in ids:
+            waiting.add(
+                Sequence(one, (0, 0.0, one), list(prompt), length, StopRule(max_tokens=1), 128, -1, True, b"", [])
+            )
+    hopeless = admission.refuse_for_ever(prompts, n, length * prompts * n, max_requests=8, max_tokens=100)
+    assert taken == (hopeless is None)
 
 
 def test_admission_without_bounds_refuses_nobody() -> None:

@@ -102,7 +102,12 @@ def _check_queue(state: ServerState, sequences: int, tokens: int) -> None:
 
 async def _generate(state: ServerState, exchange: Exchange, route: Route, prepared: Prepared, arrived: float) -> None:
     """Run an admitted request. Nothing is sent before the engine has taken it: a refusal keeps its own status."""
-    _check_queue(state, len(prepared.prompts) * prepared.n, prepared.prompt_tokens * prepared.n)
+    prompts, n, tokens = len(prepared.prompts), prepared.n, prepared.prompt_tokens * prepared.n
+    settings = state.settings
+    hopeless = admission.refuse_for_ever(prompts, n, tokens, settings.max_queue_requests, settings.max_queue_tokens)
+    if hopeless is not None:
+        raise hopeless
+    _check_queue(state, prompts * n, tokens)
     salt = exchange.headers.get(contract.HEADER_SALT) or contract.SALT_DIRECT
     if prepared.cache_salt:
         salt = f"{salt}\0{prepared.cache_salt}"
