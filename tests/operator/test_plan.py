@@ -8,7 +8,17 @@ import pytest
 from octavo_engine import contract
 from octavo_operator import names
 from octavo_operator.api import InferenceServiceSpec
-from octavo_operator.plan import Children, EngineDefaults, Observed, Owner, plan, rendered_hash, selector_text
+from octavo_operator.plan import (
+    Children,
+    EngineDefaults,
+    Observed,
+    Owner,
+    kept_defaults,
+    plan,
+    rendered_hash,
+    selector_text,
+)
+from octavo_operator.plan.settings import ANNOTATION_DEFAULTS
 
 OWNER = Owner("assistant", "team-a", "00000000-0000-0000-0000-000000000001")
 DEFAULTS = EngineDefaults("octavo.dev/engine:1")
@@ -216,6 +226,33 @@ def test_applications_find_the_service_in_a_config_map() -> None:
         "OPENAI_BASE_URL": "http://assistant.team-a.svc:8000/v1",
         "OPENAI_MODEL": "assistant",
     }
+
+
+@pytest.mark.parametrize(
+    ("defaults", "spec", "changes"),
+    [
+        (EngineDefaults("octavo.dev/engine:2"), {}, True),
+        (EngineDefaults("octavo.dev/engine:1", image_pull_policy="Always"), {}, True),
+        (EngineDefaults("octavo.dev/engine:1", libraries_claim="libs"), {}, True),
+        (EngineDefaults("octavo.dev/engine:2"), {"engine": {"image": "mine:1"}}, False),
+        (EngineDefaults("octavo.dev/engine:2", libraries_claim="libs"), {"engine": {"image": "mine:1"}}, True),
+    ],
+)
+def test_a_service_that_waits_for_its_turn_keeps_every_default(
+    defaults: EngineDefaults, spec: dict[str, Any], changes: bool
+) -> None:
+    live = planned(**spec).deployment
+    kept = kept_defaults(live, InferenceServiceSpec.model_validate({**LEAST, **spec}), defaults)
+    assert kept is not None
+    assert (kept != defaults) is changes
+    assert planned(kept, **spec).deployment["spec"] == live["spec"]
+    assert (planned(defaults, **spec).deployment["spec"] != live["spec"]) is changes
+
+
+def test_a_deployment_that_does_not_say_its_defaults_waits_for_nobody() -> None:
+    spec = InferenceServiceSpec.model_validate(LEAST)
+    for annotations in ({}, {ANNOTATION_DEFAULTS: "7"}, {ANNOTATION_DEFAULTS: '{"color": "red"}'}):
+        assert kept_defaults({"metadata": {"annotations": annotations}}, spec, DEFAULTS) is None
 
 
 def test_the_hash_follows_the_rendering_and_not_the_replicas() -> None:

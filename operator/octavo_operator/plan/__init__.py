@@ -10,7 +10,7 @@ from octavo_operator.plan.children import (
     rendered_hash,
     selector_text,
 )
-from octavo_operator.plan.settings import EngineDefaults
+from octavo_operator.plan.settings import EngineDefaults, kept_defaults
 
 __all__ = [
     "Children",
@@ -19,6 +19,7 @@ __all__ = [
     "Observed",
     "Owner",
     "address",
+    "kept_defaults",
     "plan",
     "rendered_hash",
     "selector_text",

@@ -100,7 +100,7 @@ def _deployment(owner: Owner, spec: InferenceServiceSpec, defaults: EngineDefaul
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {**metadata, "annotations": replicas.annotations},
+        "metadata": {**metadata, "annotations": {**replicas.annotations, **defaults.record()}},
         "spec": {
             "replicas": replicas.wanted,
             "selector": {"matchLabels": names.selector(owner.name)},

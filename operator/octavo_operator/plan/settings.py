@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from octavo_engine import contract
+from octavo_operator.api.spec import InferenceServiceSpec
+
+ANNOTATION_DEFAULTS: Final = f"{contract.API_GROUP}/engine-defaults"
+"""On the Deployment: the defaults it was rendered with. A service that waits for its turn keeps all of them."""
 
 
 @dataclass(frozen=True)
@@ -16,3 +24,21 @@ class EngineDefaults:
     image: str
     image_pull_policy: str = "IfNotPresent"
     libraries_claim: str | None = None
+
+    def record(self) -> dict[str, str]:
+        """Return the annotation that `kept_defaults` reads back."""
+        return {ANNOTATION_DEFAULTS: json.dumps(asdict(self), sort_keys=True)}
+
+
+def kept_defaults(
+    deployment: dict[str, Any], spec: InferenceServiceSpec, defaults: EngineDefaults
+) -> EngineDefaults | None:
+    """Return the defaults that `deployment` was rendered with, `None` when it does not say.
+
+    Equal to `defaults` when those would change nothing that `spec` leaves to them.
+    """
+    try:
+        kept = EngineDefaults(**json.loads(deployment["metadata"]["annotations"][ANNOTATION_DEFAULTS]))
+    except (KeyError, ValueError, TypeError):
+        return None
+    return replace(kept, image=defaults.image) if spec.engine.image else kept

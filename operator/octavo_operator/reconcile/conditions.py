@@ -29,7 +29,11 @@ class Trouble(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """The Deployment in numbers. `settled`: its controller has seen the present generation."""
+    """The Deployment in numbers.
+
+    `settled`: its controller has seen the present generation. `stuck`: the last rollout made no progress within its
+    deadline. `completed`: at some time since the last change of the template, every wanted pod was available.
+    """
 
     wanted: int
     total: int = 0
@@ -37,11 +41,22 @@ class Workload(NamedTuple):
     ready: int = 0
     settled: bool = True
     stuck: bool = False
+    completed: bool = False
 
     @property
     def rolled_out(self) -> bool:
         """Every pod there is comes from the present template; whether there are enough is another question."""
         return self.settled and self.total <= self.updated
+
+    @property
+    def holds_turn(self) -> bool:
+        """Whether other services wait for this one's rollout.
+
+        Not when it is stuck, and not when pods fail that were ready after it: neither may ever end.
+        """
+        if not self.settled:
+            return True
+        return not self.stuck and (not self.rolled_out or (self.ready < self.wanted and not self.completed))
 
 
 class ScalingView(NamedTuple):
@@ -120,7 +135,7 @@ def _progressing(view: View) -> Finding:
     if view.trouble is not None:
         return Finding(kind, "False", view.trouble.reason, view.trouble.message)
     if view.waits_for is not None:
-        text = f"the new default engine image waits for the rollout of {view.waits_for}"
+        text = f"the new defaults of the engine wait for the rollout of {view.waits_for}"
         return Finding(kind, "True", "WaitingForRollout", text)
     if workload.wanted == 0 and workload.total == 0:
         return Finding(kind, "True", "Complete", "no replica is wanted now")

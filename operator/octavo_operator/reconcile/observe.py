@@ -11,6 +11,7 @@ from octavo_operator.kube.client import Client, Object
 from octavo_operator.reconcile.conditions import Workload
 
 _STUCK: Final = ("Progressing", "False", "ProgressDeadlineExceeded")
+_COMPLETED: Final = ("Progressing", "True", "NewReplicaSetAvailable")
 
 
 class Observation(NamedTuple):
@@ -34,6 +35,7 @@ def workload(deployment: Object | None, wanted: int) -> Workload:
     if deployment is None:
         return Workload(wanted, settled=False)
     status = deployment.get("status") or {}
+    conditions = [(each["type"], each["status"], each.get("reason")) for each in status.get("conditions") or []]
     settled = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     return Workload(
         wanted=wanted,
@@ -41,16 +43,9 @@ def workload(deployment: Object | None, wanted: int) -> Workload:
         updated=status.get("updatedReplicas", 0) if settled else 0,
         ready=status.get("readyReplicas", 0),
         settled=settled,
-        stuck=any(
-            (each["type"], each["status"], each.get("reason")) == _STUCK for each in status.get("conditions") or []
-        ),
+        stuck=_STUCK in conditions,
+        completed=_COMPLETED in conditions,
     )
-
-
-def engine_image(deployment: Object) -> str | None:
-    """Return the image of the Deployment's engine container."""
-    containers = deployment["spec"]["template"]["spec"]["containers"]
-    return next((each.get("image") for each in containers if each["name"] == names.ENGINE_CONTAINER), None)
 
 
 def engine_starting(pods: list[Object]) -> bool:

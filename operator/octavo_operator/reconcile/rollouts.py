@@ -1,7 +1,8 @@
-"""How many services may roll at once because the default engine image changed.
+"""How many services may roll at once because the defaults of the engine changed.
 
-An upgrade of the operator changes the image of every service that names none. All at once, that would restart the
-whole fleet: so they take turns, and the ones that wait keep the image they have and say whom they wait for.
+An upgrade of the operator changes the image of every service that names none, and its other defaults reach every
+service. All at once, that would restart the whole fleet: so they take turns, and the ones that wait keep all the
+defaults they have and say whom they wait for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Rollouts:
         self._rolling: set[str] = set()
 
     def rolls(self, service: str, *, rolling: bool) -> None:
-        """Take in whether a service with the default image is still rolling."""
+        """Take in whether a service with the present defaults is still rolling."""
         if rolling:
             self._rolling.add(service)
         else:

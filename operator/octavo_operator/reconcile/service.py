@@ -7,7 +7,6 @@ import json
 import logging
 import random
 import time
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -19,12 +18,12 @@ from octavo_operator.autoscale.collect import Collector
 from octavo_operator.autoscale.state import SteadyClock
 from octavo_operator.kube import resources
 from octavo_operator.kube.client import NAMESPACE_TERMINATING, ApiError, Client, Object
-from octavo_operator.plan import Children, EngineDefaults, Observed, Owner, plan, selector_text
+from octavo_operator.plan import Children, EngineDefaults, Observed, Owner, kept_defaults, plan, selector_text
 from octavo_operator.plan.replicas import live_replicas, mode_of
 from octavo_operator.reconcile.apply import Applied, Applier
 from octavo_operator.reconcile.conditions import Trouble, View, Workload
 from octavo_operator.reconcile.diagnose import diagnose
-from octavo_operator.reconcile.observe import Observation, engine_image, engine_starting, observe, workload
+from octavo_operator.reconcile.observe import Observation, engine_starting, observe, workload
 from octavo_operator.reconcile.rollouts import Rollouts
 from octavo_operator.reconcile.scaling import Scaler
 from octavo_operator.reconcile.status import Report, build_status
@@ -97,6 +96,8 @@ class Reconciler:
         """Log and count; return a delay that grows with every failure in a row, with jitter."""
         metrics.RECONCILE_FAILURES.labels(reason).inc()
         self._failures += 1
+        if self._failures >= FAILURES_TO_TELL:
+            self.forget()
         first, last = BACKOFF_SECONDS
         delay = min(last, first * 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)
         if again_at_once and self._failures == 1:
@@ -143,6 +144,8 @@ class Reconciler:
         wanted = plan(self._owner, spec, defaults, Observed(live, self._scaler.target))
         children = await self._actuate(spec, wanted, seen)
         applied = await self._applier.apply(children, seen.deployment)
+        if applied.trouble is not None and not self._has_defaults(applied.deployment, spec):
+            self.forget()  # It has its turn and cannot use it, perhaps for ever.
         await self._write_scale(wanted)
         await self._report(resource, spec, wanted, seen, applied, waits_for)
         if applied.trouble is not None or waits_for is not None:
@@ -150,19 +153,23 @@ class Reconciler:
         return max(LEAST_SECONDS, self._scaler.seconds_to_period()) if seen.pods else self._seconds_to_resync()
 
     def _turn(self, spec: InferenceServiceSpec, seen: Observation) -> tuple[EngineDefaults, str | None]:
-        """Return the defaults to plan with, and whom a service waits for that would roll to a new default image."""
+        """Return the defaults to plan with, and whom a service waits for that new defaults would roll."""
         defaults, rollouts = self._tools.defaults, self._tools.rollouts
         service = f"{self._owner.namespace}/{self._owner.name}"
-        if spec.engine.image or seen.deployment is None or spec.suspend:
+        kept = None if seen.deployment is None or spec.suspend else kept_defaults(seen.deployment, spec, defaults)
+        if seen.deployment is None or kept is None:
             rollouts.rolls(service, rolling=False)
             return defaults, None
-        image = engine_image(seen.deployment)
-        if image in (None, defaults.image):
+        if kept == defaults:
             state = workload(seen.deployment, seen.deployment["spec"].get("replicas", 1))
-            rollouts.rolls(service, rolling=not state.rolled_out or state.ready < state.wanted)
+            rollouts.rolls(service, rolling=state.holds_turn)
             return defaults, None
         waits_for = rollouts.admit(service)
-        return (defaults if waits_for is None else replace(defaults, image=image)), waits_for
+        return (defaults if waits_for is None else kept), waits_for
+
+    def _has_defaults(self, deployment: Object | None, spec: InferenceServiceSpec) -> bool:
+        defaults = self._tools.defaults
+        return deployment is not None and kept_defaults(deployment, spec, defaults) == defaults
 
     async def _actuate(self, spec: InferenceServiceSpec, wanted: Children, seen: Observation) -> Children:
         """Cordon before shrinking: return the children with the number of replicas that may be written now."""
