@@ -137,23 +137,48 @@ def test_a_model_without_a_tokenizer_is_one_sentence() -> None:
 def test_the_body_budget_is_served_in_order_and_never_leaks() -> None:
     async def run() -> None:
         budget = BodyBudget(10)
-        await budget.acquire(8)
-        second, third = (asyncio.create_task(budget.acquire(size)) for size in (5, 2))
+        first, second, third, fourth = (budget.holding() for _ in range(4))
+        await budget.acquire(first, 8)
+        await budget.acquire(second, 5)
+        assert budget.free == -3, "the first that finds no room goes beyond the bound"
+        waiting = [asyncio.create_task(budget.acquire(holding, size)) for holding, size in ((third, 9), (fourth, 1))]
         await asyncio.sleep(0)
-        assert not second.done()
-        assert not third.done(), "no small one overtakes"
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        await third
-        budget.release(8)
-        budget.release(2)
-        granted = asyncio.create_task(budget.acquire(10))
-        waiting = asyncio.create_task(budget.acquire(10))
+        assert not any(task.done() for task in waiting), "nobody else does, and no small one overtakes"
+        await budget.acquire(second, 4)
+        second.release()
+        await asyncio.sleep(0)
+        assert waiting[0].done(), "its turn is the next one's"
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        third.release()
+        first.release()
+        granted = asyncio.create_task(budget.acquire(first, 10))
         await granted
+        beyond = asyncio.create_task(budget.acquire(second, 10))
+        cancelled = asyncio.create_task(budget.acquire(third, 10))
         await asyncio.sleep(0)
-        budget.release(10)  # grants `waiting`, which is cancelled before it runs again
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        second.release()  # grants the third, which is cancelled before it runs again
+        cancelled.cancel()
+        await asyncio.gather(beyond, cancelled, return_exceptions=True)
+        for holding in (first, second, third, fourth):
+            holding.release()
         assert budget.free == 10
+
+    asyncio.run(run())
+
+
+def test_bodies_that_fill_the_budget_side_by_side_all_get_through() -> None:
+    async def grow(budget: BodyBudget) -> None:
+        holding = budget.holding()
+        for _ in range(10):
+            await budget.acquire(holding, 1)
+            await asyncio.sleep(0)
+        holding.release()
+
+    async def run() -> None:
+        budget = BodyBudget(20)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(grow(budget) for _ in range(7)))
+        assert budget.free == 20
 
     asyncio.run(run())

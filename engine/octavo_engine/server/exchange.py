@@ -15,10 +15,12 @@ from octavo_engine.server.errors import ApiError, invalid, too_large, unavailabl
 
 BODY_SECONDS: Final = 60
 """A body that has not arrived by then is given up (408)."""
+PIECE_SECONDS: Final = 10
+"""And so is one of which nothing has come for so long."""
 STALL_SECONDS: Final = 120
 """A client that takes nothing for so long is cut off: its sequences' blocks are wanted."""
 SMALL_BODY: Final = 32 * 1024
-"""Bodies up to this size are read without asking the budget, and by the tokenising process for small ones."""
+"""Bodies up to this size hold nothing of the budget, and go to the tokenising process for small ones."""
 BUDGET_BYTES: Final = 2 * contract.MAX_BODY_BYTES
 """Bytes of large bodies held at the same time; others wait unread, in their senders' hands."""
 
@@ -28,43 +30,89 @@ class ClientGone(Exception):
 
 
 class BodyBudget:
-    """A bound on the bytes of all large bodies in memory; who waits for room is served in order."""
+    """A bound on the bytes of all large bodies in memory, charged as they arrive; who waits for room goes in order.
+
+    Bodies that grow side by side could fill the room and wait for one another for ever. So the first in line may go
+    beyond the bound, alone, until its body is released: at most one body more than the bound is held.
+    """
 
     def __init__(self, limit: int = BUDGET_BYTES) -> None:
         """Allow `limit` bytes."""
         self._free = limit
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, Holding, asyncio.Future[None]]] = deque()
+        self._beyond: Holding | None = None
 
     @property
     def free(self) -> int:
-        """Bytes that may still be taken."""
+        """Bytes that may still be taken; negative while one body goes beyond the bound."""
         return self._free
 
-    async def acquire(self, size: int) -> None:
-        """Wait for room for `size` bytes."""
-        if not self._waiting and size <= self._free:
-            self._free -= size
+    def holding(self) -> Holding:
+        """Return what one body holds: nothing yet."""
+        return Holding(self)
+
+    async def acquire(self, holding: Holding, size: int) -> None:
+        """Wait for room for `size` more bytes of one body."""
+        if holding is self._beyond or (not self._waiting and size <= self._free):
+            self._take(holding, size)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (size, granted)
+        entry = (size, holding, granted)
         self._waiting.append(entry)
+        self._grant()
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
-                self.release(size)
-            else:
+            if entry in self._waiting:
                 self._waiting.remove(entry)
-                self.release(0)
+                self._grant()
             raise
 
-    def release(self, size: int) -> None:
-        """Give `size` bytes back."""
-        self._free += size
-        while self._waiting and self._waiting[0][0] <= self._free:
-            wanted, granted = self._waiting.popleft()
-            self._free -= wanted
+    def release(self, holding: Holding) -> None:
+        """Take back all that one body holds."""
+        self._free += holding.size
+        holding.size = 0
+        if holding is self._beyond:
+            self._beyond = None
+        self._grant()
+
+    def _take(self, holding: Holding, size: int) -> None:
+        self._free -= size
+        holding.size += size
+
+    def _grant(self) -> None:
+        while self._waiting:
+            size, holding, granted = self._waiting[0]
+            if size > self._free:
+                if self._beyond is not None:
+                    return
+                self._beyond = holding
+            self._waiting.popleft()
+            self._take(holding, size)
             granted.set_result(None)
+
+
+class Holding:
+    """The bytes of the budget that one body holds; whoever holds it releases it, once or more often."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        """Hold nothing yet."""
+        self._budget = budget
+        self.size = 0
+        self.waiting = False
+        """Whether it waits for room now."""
+
+    async def grow_to(self, size: int) -> None:
+        """Hold `size` bytes, waiting for room if need be. A small body holds nothing: it never waits."""
+        if size <= SMALL_BODY:
+            return
+        self.waiting = True
+        await self._budget.acquire(self, size - self.size)
+        self.waiting = False
+
+    def release(self) -> None:
+        """Give everything back."""
+        self._budget.release(self)
 
 
 class Exchange:
@@ -84,44 +132,42 @@ class Exchange:
         self._owner: asyncio.Task[object] | None = None
 
     # --- The body ---
-    async def read_body(self, budget: BodyBudget) -> tuple[bytes, int]:
-        """Return the body and the bytes of `budget` to release. Raises ApiError or ClientGone."""
+    async def read_body(self, budget: BodyBudget) -> tuple[bytes, Holding]:
+        """Return the body and what it holds of `budget`, to be released. Raises ApiError or ClientGone."""
         kind = self.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise invalid("The Content-Type must be application/json.", code="unsupported_content_type")
         declared = self.headers.get("content-length", "")
-        size = int(declared) if declared.isascii() and declared.isdigit() else contract.MAX_BODY_BYTES
-        if size > contract.MAX_BODY_BYTES:
+        if declared.isascii() and declared.isdigit() and int(declared) > contract.MAX_BODY_BYTES:
             raise too_large()
-        held = size if size > SMALL_BODY else 0
+        holding = budget.holding()
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                if held:
-                    await budget.acquire(held)
+                return await self._collect(holding), holding
         except TimeoutError:
-            raise unavailable("Too many large requests are being read. Retry later.") from None
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._collect(), held
-        except TimeoutError:
-            budget.release(held)
+            waited = holding.waiting
+            holding.release()
+            if waited:
+                raise unavailable("Too many large requests are being read. Retry later.") from None
             raise ApiError(
                 408, "The request body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
             ) from None
         except BaseException:
-            budget.release(held)
+            holding.release()
             raise
 
-    async def _collect(self) -> bytes:
+    async def _collect(self, holding: Holding) -> bytes:
         body = bytearray()
         while True:
-            message = await self._receive()
+            async with asyncio.timeout(PIECE_SECONDS):
+                message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.client_gone = True
                 raise ClientGone
             body += message.get("body", b"")
             if len(body) > contract.MAX_BODY_BYTES:
                 raise too_large()
+            await holding.grow_to(len(body))
             if not message.get("more_body", False):
                 return bytes(body)
 

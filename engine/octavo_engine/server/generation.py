@@ -62,12 +62,12 @@ class JobEndpoint:
         arrived = state.clock()
         if self._route in ("completions", "chat"):
             _check_queue(state, 1, 0)
-        body, held = await exchange.read_body(state.budget)
+        body, holding = await exchange.read_body(state.budget)
         async with exchange:
             try:
                 result = await self._read(body, exchange)
             finally:
-                state.budget.release(held)
+                holding.release()
             del body
             if isinstance(result, Answer):
                 await exchange.respond(200, result.body, {})
