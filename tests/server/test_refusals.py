@@ -258,9 +258,12 @@ def test_b23_sizes_are_bounded(quiet: Server, quiet_texts: list[str]) -> None:
         too_long = check_error(quiet.post(COMPLETIONS, {"prompt": "p" * 9000}))
         assert (too_long["param"], too_long["code"]) == ("prompt", "context_length_exceeded")
         assert "maximum context length is 8192 tokens" in too_long["message"]
+        assert "resulted in at least 9000 tokens" in too_long["message"], "bytes were counted, not tokens"
         too_long = check_error(quiet.post(CHAT, {"messages": [{"role": "user", "content": "p" * 9000}]}))
         assert (too_long["param"], too_long["code"]) == ("messages", "context_length_exceeded")
-        assert check_error(quiet.post(COMPLETIONS, {"prompt": [5] * 9000}))["code"] == "context_length_exceeded"
+        too_long = check_error(quiet.post(COMPLETIONS, {"prompt": [5] * 9000}))
+        assert too_long["code"] == "context_length_exceeded"
+        assert "resulted in 9000 tokens" in too_long["message"]
 
 
 def test_b23_a_body_over_the_limit_is_413(quiet: Server) -> None:

@@ -100,11 +100,15 @@ def engine_failed(message: str) -> ApiError:
     return ApiError(500, message, SERVER, code="engine_error")
 
 
-def context_length(limit: int, prompt_tokens: int, param: str) -> ApiError:
-    """Return the refusal of a prompt that leaves no room for one token, in OpenAI's words."""
+def context_length(limit: int, prompt_tokens: int, param: str, counted: bool = True) -> ApiError:
+    """Return the refusal of a prompt that leaves no room for one token, in OpenAI's words.
+
+    Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised.
+    """
     what = "messages" if param == "messages" else "prompt"
+    number = f"{'' if counted else 'at least '}{prompt_tokens}"
     return invalid(
-        f"This model's maximum context length is {limit} tokens. However, your {what} resulted in {prompt_tokens} "
+        f"This model's maximum context length is {limit} tokens. However, your {what} resulted in {number} "
         f"tokens, and at least one token must be left for the completion. Please reduce the length of the {what}.",
         param=param,
         code="context_length_exceeded",

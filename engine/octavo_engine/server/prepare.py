@@ -130,7 +130,7 @@ def _check_bytes(text_bytes: int, limits: Limits, text_model: TextModel, param: 
     """Refuse before tokenising a text that cannot fit however its tokens fall."""
     at_least = -(-text_bytes // text_model.max_token_bytes)
     if at_least + 1 > limits.max_model_len:
-        raise context_length(limits.max_model_len, at_least, param)
+        raise context_length(limits.max_model_len, at_least, param, counted=False)
 
 
 def _check_fits(tokens: int, limits: Limits, param: str) -> None:
