@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from octavo_engine import contract
+from octavo_engine.server.errors import ApiError
 from octavo_engine.server.protocol import tables
-from octavo_engine.server.protocol.fields import Field, Treatment
+from octavo_engine.server.protocol.fields import Field, Treatment, read_fields
 from tests.server.double import EOS, FIRST_PIECE, Script, double
 from tests.server.launch import Server, read_stream
 from tests.server.test_refusals import check_error
@@ -147,6 +148,28 @@ def test_the_smaller_of_two_limits_holds(server: Server) -> None:
     assert server.post(CHAT, body).json()["usage"]["completion_tokens"] == 3
     body = {**BODIES[CHAT], "max_tokens": 3, "max_completion_tokens": 9}
     assert server.post(CHAT, body).json()["usage"]["completion_tokens"] == 3
+
+
+def test_max_completion_tokens_is_the_limit_of_completions_too() -> None:
+    script = Script([97] * 40)
+    with double(script) as server:
+        for fields, count in (({}, 30), ({"max_tokens": 40}, 30), ({"max_tokens": 7}, 7)):
+            answer = server.post(COMPLETIONS, {"prompt": "p", "max_completion_tokens": 30, **fields}).json()
+            assert answer["usage"]["completion_tokens"] == count
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_what_other_servers_obey_is_not_silently_passed_over(path: str) -> None:
+    asking = {
+        "tools": [{"type": "function"}], "tool_choice": "required", "lora_request": {"lora_name": "a"},
+        "adapter": "a", "kv_transfer_params": {"do_remote_decode": True}, "json_schema": {"type": "object"},
+        "grammar": "root ::= [a]", "max_new_tokens": 3, "n_predict": 3, "typical_p": 0.5, "mirostat": 2,
+        "detokenize": False, "repeat_penalty": 1.3, "stop_sequences": ["x"],
+    }  # fmt: skip
+    for name, value in asking.items():
+        with pytest.raises(ApiError) as refused:
+            read_fields(TABLES[path], {name: value})
+        assert (refused.value.status, refused.value.param) == (400, name)
 
 
 def test_without_a_limit_completions_take_16_and_chat_the_rest_of_the_context() -> None:

@@ -88,7 +88,7 @@ def _model(name: str | None, job: Job) -> str:
 
 def _max_tokens(values: dict[str, Any], chat: bool) -> tuple[int | None, str]:
     """Return the limit on new tokens, None for the rest of the context, and the field it comes from."""
-    if chat and values["max_completion_tokens"] is not None:
+    if values["max_completion_tokens"] is not None:
         if values["max_tokens"] is not None:
             return min(values["max_completion_tokens"], values["max_tokens"]), "max_completion_tokens"
         return values["max_completion_tokens"], "max_completion_tokens"
