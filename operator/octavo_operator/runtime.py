@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -21,10 +21,11 @@ from octavo_operator.kube.credentials import Credentials
 from octavo_operator.kube.resources import INFERENCE_SERVICES
 from octavo_operator.kube.session import WatchPulse
 from octavo_operator.leadership import Leadership
+from octavo_operator.reconcile.finalizer import release_deleted
 from octavo_operator.reconcile.handlers import build_registry
 from octavo_operator.reconcile.rollouts import Rollouts
 from octavo_operator.reconcile.service import Tools
-from octavo_operator.web import endpoints
+from octavo_operator.web import Readiness, endpoints
 
 EXIT_LEASE_LOST: Final = 3
 _LOG: Final = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ async def run(config: Config, credentials: Credentials) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     _stop_on_signals(stop)
-    pulse = WatchPulse()
+    pulse, readiness = WatchPulse(), Readiness()
     leadership = Leadership(
         credentials,
         config.lease_namespace or credentials.namespace,
@@ -42,23 +43,28 @@ async def run(config: Config, credentials: Credentials) -> None:
         config.identity,
         on_lost=_exit_at_once,
     )
-    async with endpoints(config.host, config.metrics_port, config.health_port, pulse.silent):
+    async with endpoints(config.host, config.metrics_port, config.health_port, pulse.silent, readiness):
         leadership.start()
         try:
             if await _first(_acquired(leadership), stop.wait()):
                 _LOG.info("leading as %s", config.identity)
-                await _lead(config, credentials, leadership, pulse, stop)
+                await _lead(config, credentials, leadership, pulse, readiness, stop)
         finally:
             await asyncio.to_thread(leadership.stop)
 
 
 async def _lead(
-    config: Config, credentials: Credentials, leadership: Leadership, pulse: WatchPulse, stop: asyncio.Event
+    config: Config,
+    credentials: Credentials,
+    leadership: Leadership,
+    pulse: WatchPulse,
+    readiness: Readiness,
+    stop: asyncio.Event,
 ) -> None:
     clock = SteadyClock()
     client = Client(credentials, leadership.check)
     try:
-        if not await _first(_served(client), stop.wait()):
+        if not await _first(_served(client, config.namespaces, readiness), stop.wait()):
             return
         async with Collector(clock) as collector:
             tools = Tools(client, collector, clock, config.engine, Rollouts())
@@ -82,19 +88,24 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-async def _served(client: Client) -> None:
-    """Wait until our kind is served: Kopf looks once, at its start, and would never see a CRD that comes later."""
-    told = False
+async def _served(client: Client, namespaces: Sequence[str], readiness: Readiness) -> None:
+    """Wait until our kind is served and may be written: Kopf looks once, at its start, and serves it then or never."""
     while True:
+        problem = None
         try:
-            if await client.serves(INFERENCE_SERVICES):
-                return
-            problem = "the CRD of InferenceService is not installed"
+            verbs = await client.verbs(INFERENCE_SERVICES)
+            if not verbs:
+                problem = "the CRD of InferenceService is not installed"
+            elif "patch" not in verbs:
+                problem = "the CRD of InferenceService is being deleted: install it again when it is gone"
+                await release_deleted(client, namespaces)
         except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-            problem = f"the API server does not say what it serves: {error}"
-        if not told:
+            problem = f"the API server does not serve InferenceServices: {error}"
+        if problem is not None and problem != readiness.problem:
             _LOG.warning("%s; waiting", problem)
-            told = True
+        readiness.problem = problem
+        if problem is None:
+            return
         await asyncio.sleep(random.uniform(1.0, 3.0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -15,9 +16,16 @@ PATH_ALIVE: Final = "/healthz"
 PATH_READY: Final = "/readyz"
 
 
+@dataclass
+class Readiness:
+    """Why this process cannot work, `None` when it can: leading, or standing by."""
+
+    problem: str | None = None
+
+
 @asynccontextmanager
 async def endpoints(
-    host: str, metrics_port: int, health_port: int, silent: Callable[[], list[str]]
+    host: str, metrics_port: int, health_port: int, silent: Callable[[], list[str]], readiness: Readiness
 ) -> AsyncIterator[None]:
     """Serve both ports. A stuck event loop answers no probe; an open watch that is deaf answers 503 and says which."""
 
@@ -26,7 +34,7 @@ async def endpoints(
         return web.Response(status=503 if deaf else 200, text=f"silent watches: {', '.join(deaf)}" if deaf else "ok")
 
     async def ready(_: web.Request) -> web.Response:
-        return web.Response(text="ok")
+        return web.Response(status=503 if readiness.problem else 200, text=readiness.problem or "ok")
 
     async def exposition(_: web.Request) -> web.Response:
         body = generate_latest(metrics.REGISTRY)

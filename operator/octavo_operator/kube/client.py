@@ -44,15 +44,15 @@ class Client:
         """End the session."""
         await self._session.close()
 
-    async def serves(self, resource: Resource) -> bool:
-        """Return whether the API server knows this kind: whether its CRD is installed."""
+    async def verbs(self, resource: Resource) -> list[str]:
+        """Return what the API server lets anybody do with this kind: nothing without its CRD, less while that goes."""
         try:
             found = await self._request("GET", f"/apis/{resource.group}/{resource.version}")
         except ApiError as error:
             if error.status == 404:
-                return False
+                return []
             raise
-        return any(each["name"] == resource.plural for each in found["resources"])
+        return next((list(each["verbs"]) for each in found["resources"] if each["name"] == resource.plural), [])
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return an object, or `None` when there is none."""
@@ -68,6 +68,10 @@ class Client:
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         found = await self._request("GET", resource.path(namespace), params={"labelSelector": selector})
         return list(found["items"])
+
+    async def list_all(self, resource: Resource, namespace: str | None) -> list[Object]:
+        """Return every object of a namespace, or of the cluster."""
+        return list((await self._request("GET", resource.path(namespace)))["items"])
 
     async def apply(self, resource: Resource, manifest: Object, *, force: bool, dry_run: bool = False) -> Object:
         """Apply a manifest server-side as the operator's field manager; unknown fields are refused."""

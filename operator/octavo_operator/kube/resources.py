@@ -16,10 +16,11 @@ class Resource(NamedTuple):
     kind: str
     plural: str
 
-    def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the URL path of the collection, one object or one of its subresources."""
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the URL path of the collection, one object or one of its subresources; no namespace: the cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        parts = [root, "namespaces", namespace, self.plural, *(each for each in (name, subresource) if each)]
+        inside = [] if namespace is None else ["namespaces", namespace]
+        parts = [root, *inside, self.plural, *(each for each in (name, subresource) if each)]
         return "/".join([parts[0], *(quote(each, safe="") for each in parts[1:])])
 
 

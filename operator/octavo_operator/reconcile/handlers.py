@@ -14,11 +14,11 @@ from octavo_operator import metrics, names
 from octavo_operator.kube import resources
 from octavo_operator.kube.credentials import Credentials
 from octavo_operator.kube.session import WatchPulse, open_session
+from octavo_operator.reconcile.finalizer import FINALIZER
 from octavo_operator.reconcile.service import Reconciler, Tools, serve
 
-FINALIZER: Final = f"{contract.API_GROUP}/operator"
 ANNOTATION_PREFIX: Final = f"kopf.{contract.API_GROUP}"
-"""Our own prefix and finalizer: two Kopf operators in one cluster must not take each other's (kopf#664, #1107)."""
+"""Ours alone, like our finalizer: two Kopf operators in one cluster must not take each other's (kopf#664, #1107)."""
 RETRY_SECONDS: Final = 15.0
 
 
