@@ -14,6 +14,7 @@ from octavo_engine.server.errors import ApiError
 from octavo_engine.server.exchange import SMALL_BODY, BodyBudget
 from octavo_engine.server.jobs import Answer, Job, Limits, Prepared
 from octavo_engine.server.tokenize_pool import Lane, TokenizePool, TokenizerUnavailable
+from tests.server.launch import wait_until
 
 LIMITS = Limits(("m",), 10**6, 259, 10**6)
 SOURCE = "scripted://"
@@ -58,16 +59,46 @@ def test_a_refusal_comes_back_as_itself() -> None:
     with_lane(use)
 
 
-def test_a_process_that_dies_costs_its_own_job_only() -> None:
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(wait_until, condition, 20, "another process")
+
+
+def test_a_process_that_dies_idle_is_replaced_before_the_next_job_comes() -> None:
     async def use(lane: Lane) -> None:
         first = lane.pid
         assert first is not None
         psutil.Process(first).kill()
-        with pytest.raises(ApiError) as lost:
-            await lane.run(job())
-        assert lost.value.status == 503
+        await until(lambda: lane.pid not in (None, first))
         assert isinstance(await lane.run(job()), Prepared)
-        assert lane.pid != first
+
+    with_lane(use)
+
+
+def test_a_process_that_has_just_died_costs_no_job() -> None:
+    async def use(lane: Lane) -> None:
+        assert lane.pid is not None
+        psutil.Process(lane.pid).kill()
+        assert isinstance(await lane.run(job()), Prepared)
+
+    with_lane(use)
+
+
+def test_a_job_under_which_two_processes_die_is_given_up_alone() -> None:
+    async def use(lane: Lane) -> None:
+        first = lane.pid
+        assert first is not None
+        psutil.Process(first).suspend()
+        deadly = asyncio.create_task(lane.run(job()))
+        innocent = asyncio.create_task(lane.run(job()))
+        await asyncio.sleep(0)
+        psutil.Process(first).kill()
+        await until(lambda: lane.pid not in (None, first))
+        assert lane.pid is not None
+        psutil.Process(lane.pid).kill()
+        with pytest.raises(ApiError) as lost:
+            await deadly
+        assert lost.value.status == 503
+        assert isinstance(await innocent, Prepared)
 
     with_lane(use)
 

@@ -1,7 +1,7 @@
 """Reading requests outside the API process's interpreter: two lanes, so that a huge prompt holds up no small one.
 
-A lane is one process and a bounded queue; a process that dies or takes too long is replaced, and only its own job
-fails. Jobs whose client has gone are dropped unread.
+A lane is one process and a bounded queue; a process that dies or takes too long is replaced. A job it died under is
+done once more on a fresh one: only what kills two, or takes too long, fails. Jobs whose client has gone are dropped.
 """
 
 from __future__ import annotations
@@ -95,21 +95,38 @@ class Lane:
             raise TokenizerUnavailable(hello.error)
 
     async def serve(self) -> None:
-        """Work the queue off until cancelled, starting the process again when it dies."""
+        """Work the queue off until cancelled, starting the process again when it dies, idle or not."""
         while True:
             while not self._queue:
                 self._arrived.clear()
-                await self._arrived.wait()
+                await self._idle()
             waiting = self._queue.popleft()
             if not waiting.done.done():
                 await self._do(waiting)
 
+    async def _idle(self) -> None:
+        """Wait for a job, or for the end of the process, and then have a new one."""
+        arrived = asyncio.ensure_future(self._arrived.wait())
+        ended = None if self._process is None else asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait([arrived] if ended is None else [arrived, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            arrived.cancel()
+            if ended is not None:
+                ended.cancel()
+        if self._process is None or self._process.returncode is None:
+            return
+        await self._died(f"exit code {self._process.returncode}")
+        try:
+            await self.start()
+        except (EOFError, OSError, TokenizerUnavailable) as error:
+            # The next job starts one again, and says so if that fails too.
+            log.error("A tokenising process cannot be started (%s).", str(error) or type(error).__name__)
+            await self.stop()
+
     async def _do(self, waiting: _Waiting) -> None:
         try:
-            if self._process is None:
-                await self.start()
-            async with asyncio.timeout(self._job_seconds):
-                result = await self._exchange(waiting.job)
+            result = await self._twice(waiting.job)
             if isinstance(result, Refusal):
                 raise result.error()
         except ApiError as error:
@@ -119,14 +136,31 @@ class Lane:
             limit = f"{self._job_seconds:g} seconds"
             _settle(waiting, unavailable(f"The request took more than {limit} to tokenise. Retry later."))
         except (EOFError, OSError, TokenizerUnavailable) as error:
-            log.error("A tokenising process has died (%s); it is started again.", type(error).__name__)
-            await self.stop()
+            await self._died(str(error) or type(error).__name__)
             _settle(waiting, unavailable("The request could not be tokenised. Retry later."))
             if isinstance(error, TokenizerUnavailable):
                 await asyncio.sleep(RESTART_SECONDS)
         else:
             if not waiting.done.done():
                 waiting.done.set_result(result)
+
+    async def _twice(self, job: Job) -> Prepared | Answer | Refusal:
+        """Do a job, once more if the process dies: what killed it need not have been this job."""
+        try:
+            return await self._once(job)
+        except (EOFError, ConnectionError) as error:
+            await self._died(str(error) or type(error).__name__)
+        return await self._once(job)
+
+    async def _once(self, job: Job) -> Prepared | Answer | Refusal:
+        if self._process is None:
+            await self.start()
+        async with asyncio.timeout(self._job_seconds):
+            return await self._exchange(job)
+
+    async def _died(self, why: str) -> None:
+        log.error("A tokenising process has died (%s); it is started again.", why)
+        await self.stop()
 
     async def _exchange(self, job: Job) -> Prepared | Answer | Refusal:
         process = self._process
