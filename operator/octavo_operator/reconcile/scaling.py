@@ -124,7 +124,7 @@ class Scaler:
             self._load = None
         return self._load[0] if self._load is not None else None
 
-    def view(self) -> ScalingView | None:
+    def view(self, spec: InferenceServiceSpec) -> ScalingView | None:
         """Return what the conditions say about the last decision that was worth writing."""
         if not self._builtin or self._state is None or not self._state.moments:
             return None
@@ -136,7 +136,7 @@ class Scaler:
             limited_by=last.get("limitedBy", "None"),
             reason=last.get("reason", ""),
             message=last.get("message", ""),
-            dry_run=last.get("limitedBy") == "DryRun",
+            dry_run=spec.autoscaling is not None and spec.autoscaling.dry_run,
         )
 
 

@@ -207,7 +207,7 @@ class Reconciler:
             pods_starting=engine_starting(seen.pods),
             trouble=applied.trouble,
             diagnosis=diagnose(seen.pods, applied.deployment),
-            scaling=self._scaler.view(),
+            scaling=self._scaler.view(spec),
             waits_for=waits_for,
         )
         selector = selector_text(self._owner.name, wanted.deployment)
