@@ -6,6 +6,7 @@ Typer application. Flags follow vLLM's where it has one; its spellings are accep
 
 from __future__ import annotations
 
+import math
 import os
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,22 +29,31 @@ def _root() -> None:
     """Serve language models from sixteen-token pages of KV cache."""
 
 
-def _size(text: str) -> int:
+def _size(text: str, option: str) -> int:
     from octavo_engine.commands.sizes import parse_size
 
     try:
         return parse_size(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
 
 
-def _context(text: str) -> int:
+def _context(text: str, option: str) -> int:
     """Read `--max-model-len`: a number of tokens, or `auto` for the longest that fits."""
     if text == "auto":
         return 0
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise typer.BadParameter(f"'{text}' is no number of tokens: write a number above 0, or 'auto'.")
+        raise typer.BadParameter(
+            f"'{text}' is no number of tokens: write a number above 0, or 'auto'.", param_hint=f"'{option}'"
+        )
     return int(text)
+
+
+def _finite(seconds: float) -> float:
+    """Refuse what no clock reaches; Typer names the option."""
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds: write one such as 30.")
+    return seconds
 
 
 def _environment_path(name: str) -> Path | None:
@@ -127,20 +137,33 @@ def serve(
     drain_timeout: Annotated[
         float,
         typer.Option(
-            "--drain-timeout", "--shutdown-timeout", min=0, help="Seconds that running requests may take to end."
+            "--drain-timeout",
+            "--shutdown-timeout",
+            min=0,
+            callback=_finite,
+            help="Seconds that running requests may take to end.",
         ),
     ] = contract.DEFAULT_DRAIN_TIMEOUT_SECONDS,
     drain_propagation: Annotated[
-        float, typer.Option(min=0, help="Seconds for which a draining server still accepts requests.")
+        float,
+        typer.Option(min=0, callback=_finite, help="Seconds for which a draining server still accepts requests."),
     ] = contract.DRAIN_PROPAGATION_SECONDS,
     health_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a tick, beyond the longest step, after which /health fails.")
+        float,
+        typer.Option(
+            min=1,
+            callback=_finite,
+            help="Seconds without a tick, beyond the longest step, after which /health fails. Whatever it is, a step "
+            "that does not return within 60 s ends the engine.",
+        ),
     ] = 30,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
     ] = "info",
 ) -> None:
     """Serve a model over OpenAI's API."""
+    context = _context(max_model_len, "--max-model-len")
+    kv_cache_bytes = _size(kv_cache_memory, "--kv-cache-memory")
     from octavo_engine.commands.serve import serve as run
     from octavo_engine.ipc.config import EngineConfig
     from octavo_engine.server.settings import ServerSettings
@@ -164,11 +187,11 @@ def serve(
         device=device,
         dtype={"half": "float16", "float": "float32"}.get(dtype, dtype),  # type: ignore[arg-type]
         quantization=quantization,
-        max_model_len=_context(max_model_len),
+        max_model_len=context,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        kv_cache_memory=_size(kv_cache_memory),
+        kv_cache_memory=kv_cache_bytes,
         kv_cache_dtype=kv_cache_dtype,
         scheduler=scheduler,
         kv_allocation=kv_allocation,
@@ -202,9 +225,9 @@ def chat(
 def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Return when the server has gone.")] = False,
     admin_port: Annotated[int, typer.Option(min=1, max=65535)] = contract.PORT_ADMIN,
-    timeout: Annotated[float, typer.Option(help="Longest wait in seconds.")] = contract.termination_grace_seconds(
-        contract.DEFAULT_DRAIN_TIMEOUT_SECONDS
-    ),
+    timeout: Annotated[
+        float, typer.Option(min=0, callback=_finite, help="Longest wait in seconds.")
+    ] = contract.termination_grace_seconds(contract.DEFAULT_DRAIN_TIMEOUT_SECONDS),
 ) -> None:
     """Let the server on this machine finish what it began."""
     from octavo_engine.commands.drain import drain as run
