@@ -164,6 +164,8 @@ def serve(
     """Serve a model over OpenAI's API."""
     context = _context(max_model_len, "--max-model-len")
     kv_cache_bytes = _size(kv_cache_memory, "--kv-cache-memory")
+    # Said before the imports that follow: they take seconds on a cold disk.
+    typer.echo(f"octavo serve: starting the engine for {model}", err=True)
     from octavo_engine.commands.serve import serve as run
     from octavo_engine.ipc.config import EngineConfig
     from octavo_engine.server.settings import ServerSettings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -44,3 +46,13 @@ def test_what_is_no_size_names_its_option(option: str, value: str, remedy: str) 
     assert done.exit_code == 2
     assert f"Invalid value for '{option}'" in words(done.output)
     assert remedy in words(done.output)
+
+
+def test_serving_says_at_once_that_it_starts() -> None:
+    """Before the heavy imports: they are made to fail, and the line is there nevertheless."""
+    script = "import sys; sys.modules['octavo_engine.commands.serve'] = None; from octavo_engine.cli import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "serve", "scripted://"], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.startswith("octavo serve: starting the engine for scripted://\n")
+    assert "ModuleNotFoundError" in done.stderr
