@@ -1,10 +1,11 @@
 """What the conditions say, from numbers and diagnoses. No cluster."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from octavo_operator.autoscale.types import Limit
 from octavo_operator.reconcile.conditions import ScalingView, Trouble, View, Workload, findings, merge
 from octavo_operator.reconcile.diagnose import Diagnosis, diagnose
 
@@ -78,23 +79,23 @@ def test_table(view: View, ready: tuple[str, str], progressing: tuple[str, str],
         ("External", None, ("True", "External"), None, None),
         ("Builtin", None, ("Unknown", "Starting"), None, None),
         (
-            "Builtin", ScalingView(True, "2 of 2", "None", "Enough", "holds"),
+            "Builtin", ScalingView(True, "2 of 2", "None"),
             ("True", "Builtin"), ("True", "Reporting"), ("False", "NotLimited"),
         ),
         (
-            "Builtin", ScalingView(True, "2 of 2", "Max", "Full", "wants more"),
+            "Builtin", ScalingView(True, "2 of 2", "Max"),
             ("True", "Builtin"), ("True", "Reporting"), ("True", "Max"),
         ),
         (
-            "Builtin", ScalingView(False, "0 of 2", "PartialData", "Missing", "holds"),
+            "Builtin", ScalingView(False, "0 of 2", "PartialData"),
             ("False", "MissingMetrics"), ("False", "MissingMetrics"), ("True", "PartialData"),
         ),
         (
-            "Builtin", ScalingView(None, "0 of 0", "None", "Starting", "waits"),
+            "Builtin", ScalingView(None, "0 of 0", "None"),
             ("True", "Builtin"), ("Unknown", "NoReadyPods"), ("False", "NotLimited"),
         ),
         (
-            "Builtin", ScalingView(True, "2 of 2", "DryRun", "Would", "would grow", dry_run=True),
+            "Builtin", ScalingView(True, "2 of 2", "DryRun", dry_run=True),
             ("False", "DryRun"), ("True", "Reporting"), ("False", "NotLimited"),
         ),
     ],
@@ -104,6 +105,14 @@ def test_scaling_conditions(mode: Any, scaling: ScalingView | None, active: Any,
     assert said(view, "ScalingActive") == active
     assert said(view, "MetricsAvailable") == metrics
     assert said(view, "ScalingLimited") == limited
+
+
+def test_every_limit_has_its_sentence_without_numbers() -> None:
+    for limit in set(get_args(Limit)) - {"None", "DryRun"}:
+        view = replace(SERVING, mode="Builtin", scaling=ScalingView(True, "1 of 1", limit))
+        [message] = [each.message for each in findings(view) if each.type == "ScalingLimited"]
+        assert message
+        assert not any(letter.isdigit() for letter in message)
 
 
 def test_a_conditions_time_changes_only_when_its_status_does() -> None:

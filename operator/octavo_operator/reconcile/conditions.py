@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from octavo_operator.api.status import ConditionType
 from octavo_operator.plan.replicas import ReplicasMode
 from octavo_operator.reconcile.diagnose import Diagnosis
 
 Truth = Literal["True", "False", "Unknown"]
+
+LIMITS: Final[dict[str, str]] = {
+    "Min": "autoscaling.minReplicas sets the number of replicas",
+    "Max": "autoscaling.maxReplicas sets the number of replicas",
+    "Step": "the number of replicas changes in steps: autoscaling.scaleUp and autoscaling.scaleDown bound each period",
+    "Window": "nothing shrinks before the whole window was seen and agrees: autoscaling.scaleDown.stabilizationSeconds",
+    "Capacity": "a pod cannot be scheduled: more replicas would not help until the cluster has room",
+    "PartialData": "not every ready pod reports its load: nothing is taken away on partial data",
+}
+"""What limits a decision, in a sentence without its numbers: those are its record's, and a condition outlives them."""
 
 
 class Finding(NamedTuple):
@@ -60,13 +70,11 @@ class Workload(NamedTuple):
 
 
 class ScalingView(NamedTuple):
-    """What the autoscaler's last decision says about itself."""
+    """What the conditions say of the autoscaler. `limited_by` is the last decision's, `dry_run` the spec's."""
 
     metrics_available: bool | None
     metrics_message: str
     limited_by: str
-    reason: str
-    message: str
     dry_run: bool = False
 
 
@@ -204,7 +212,11 @@ def _active(scaling: ScalingView) -> Finding:
 def _limited(scaling: ScalingView) -> Finding:
     limited = scaling.limited_by not in ("None", "DryRun")
     reason = scaling.limited_by if limited else "NotLimited"
-    message = scaling.message if limited else "the wanted number of replicas is within every limit"
+    message = (
+        LIMITS.get(scaling.limited_by, "see status.scaling.lastDecision")
+        if limited
+        else "the wanted number of replicas is within every limit"
+    )
     return Finding(ConditionType.SCALING_LIMITED, "True" if limited else "False", reason, message)
 
 

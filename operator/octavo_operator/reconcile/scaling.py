@@ -125,7 +125,7 @@ class Scaler:
         return self._load[0] if self._load is not None else None
 
     def view(self, spec: InferenceServiceSpec) -> ScalingView | None:
-        """Return what the conditions say about the last decision that was worth writing."""
+        """Return what the conditions say, with the limit of the last decision that was worth writing."""
         if not self._builtin or self._state is None or not self._state.moments:
             return None
         last = self._state.scaling_status.get("lastDecision") or {}
@@ -134,8 +134,6 @@ class Scaler:
             metrics_available=now.metrics_available if now.ready_pods else None,
             metrics_message=f"{now.reporting_pods} of {now.ready_pods} ready pods report",
             limited_by=last.get("limitedBy", "None"),
-            reason=last.get("reason", ""),
-            message=last.get("message", ""),
             dry_run=spec.autoscaling is not None and spec.autoscaling.dry_run,
         )
 
