@@ -86,9 +86,11 @@ def test_a_foreign_service_of_the_same_name_is_left_alone_and_reported(services:
     eventually(lambda: reason(services) == ("False", "ResourceConflict"), "the conflict is a condition")
     assert "Service demo exists and does not belong to this service" in services.condition("Ready")["message"]
     assert services.settled()
+    assert not {"url", "address"} & services.get()["status"].keys()
     assert services.api.get(f"{path}/demo") == foreign
     services.api.delete(f"{path}/demo")
     eventually(lambda: reason(services) == ("False", "Starting"), "it heals when the other one is gone")
+    assert services.get()["status"]["url"] == f"http://demo.{services.namespace}.svc:8000/v1"
 
 
 def test_restarts_and_foreign_fields_survive_an_edit(services: Services) -> None:

@@ -9,7 +9,7 @@ from octavo_engine import contract
 from octavo_operator.kube.client import ApiError, Client, Object
 from octavo_operator.kube.resources import Resource, resource_of
 from octavo_operator.plan.children import Children, Manifest
-from octavo_operator.reconcile.conditions import Trouble
+from octavo_operator.reconcile.conditions import RESOURCE_CONFLICT, Trouble
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -110,6 +110,6 @@ class Applier:
     def _conflict(manifest: Manifest) -> Trouble:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         return Trouble(
-            "ResourceConflict",
+            RESOURCE_CONFLICT,
             f"{kind} {name} exists and does not belong to this service: delete or rename it, it is left untouched",
         )

@@ -22,6 +22,10 @@ LIMITS: Final[dict[str, str]] = {
 """What limits a decision, in a sentence without its numbers: those are its record's, and a condition outlives them."""
 
 
+RESOURCE_CONFLICT: Final = "ResourceConflict"
+"""The reason of a `Trouble`: an object of a child's name belongs to somebody else."""
+
+
 class Finding(NamedTuple):
     """One condition before it gets its times."""
 
