@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -77,6 +78,10 @@ def test_b33_a_stopped_engine_fails_health_and_readiness(tmp_path: Path) -> None
             began = time.monotonic()
             wait_until(lambda: server.status("/health") == 503, 15, "health fails")
             assert time.monotonic() - began >= 1, "not before its time-out"
+            error = server.get("/health").json()["error"]
+            assert error["code"] == "engine_silent"
+            assert re.fullmatch(r"The engine has not answered for \d+ s\.", error["message"])
+            wait_until(lambda: "The engine has not answered for" in server.text_log(), 5, "the log says so")
             assert server.status("/ready") == 503
             refused = server.post(COMPLETIONS, {"prompt": "p"})
             assert refused.status_code == 503
@@ -85,6 +90,9 @@ def test_b33_a_stopped_engine_fails_health_and_readiness(tmp_path: Path) -> None
             engine.resume()
         wait_until(lambda: server.status("/ready") == 200, 10, "ready again")
         assert server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2}).status_code == 200
+        log = server.text_log()
+        assert log.count("The engine has not answered for") == 1, "one line, not one per look"
+        assert log.count("The engine answers again") == 1
 
 
 def test_b33_long_steps_are_alive(tmp_path: Path) -> None:

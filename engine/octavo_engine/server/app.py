@@ -105,8 +105,13 @@ def _add_probes(application: FastAPI, state: ServerState) -> None:
     async def health() -> Response:
         if state.client.alive:
             return json_response(200, b'{"status":"ok"}')
-        detail = state.client.failure or "the engine loop does not tick"
-        return error_response(ApiError(503, f"The engine is dead: {detail}", SERVER, code="engine_dead"))
+        client = state.client
+        if client.failure is not None:
+            return error_response(
+                ApiError(503, f"The engine has stopped: {client.failure}", SERVER, code="engine_dead")
+            )
+        silence = f"The engine has not answered for {client.silent_seconds:.0f} s."
+        return error_response(ApiError(503, silence, SERVER, code="engine_silent"))
 
     @application.get(contract.PATH_READY)
     async def ready() -> Response:

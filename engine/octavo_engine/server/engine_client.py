@@ -24,6 +24,8 @@ from octavo_engine.server.ticket import Ticket
 log = logging.getLogger(__name__)
 
 _NO_TOKEN_YET: Final = -1.0
+_LOOK_SECONDS: Final = 0.5
+"""Shortest time between two looks at the engine's silence."""
 
 
 class Link(Protocol):
@@ -98,6 +100,7 @@ class EngineClient:
         self._requests: dict[int, _Request] = {}
         self._next_request = 0
         self._sent = _Sent()
+        self._silent = False
         self.loaded: m.Loaded | None = None
         self.snapshot: m.Snapshot | None = None
         self.progress: m.Progress | None = None
@@ -110,6 +113,11 @@ class EngineClient:
     def alive(self) -> bool:
         """Whether the engine's process runs and its loop ticks (loading, busy and idle are alive)."""
         return self.failure is None and self._heartbeat.alive(self._clock())
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the engine's last tick, 0 while it has not ticked yet."""
+        return self._heartbeat.age(self._clock())
 
     @property
     def ready(self) -> bool:
@@ -143,7 +151,7 @@ class EngineClient:
             stage = f" ({self.progress.stage}, {self.progress.fraction:.0%})" if self.progress else ""
             raise unavailable(f"The model is still loading{stage}.")
         if not self.alive:
-            raise unavailable("The engine does not respond.")
+            raise unavailable(f"The engine has not answered for {self.silent_seconds:.0f} s.")
         return self.loaded
 
     # --- Requests ---
@@ -230,6 +238,25 @@ class EngineClient:
                 return
             self.handle(message)
 
+    async def watch(self) -> None:
+        """Log when the engine falls silent, until it fails or the task is cancelled; `_tick` logs its return."""
+        while self.failure is None:
+            left = self._heartbeat.seconds_left(self._clock())
+            if left < 0 and not self._silent:
+                self._silent = True
+                log.error(
+                    "The engine has not answered for %.0f s: /health fails until it does. %d requests are open.",
+                    self.silent_seconds,
+                    self.open_requests,
+                )
+            await asyncio.sleep(max(left, _LOOK_SECONDS))
+
+    def _tick(self, now: float, step_seconds: float) -> None:
+        if self._silent:
+            self._silent = False
+            log.warning("The engine answers again, after %.0f s.", self._heartbeat.age(now))
+        self._heartbeat.tick(now, step_seconds)
+
     def handle(self, message: m.ToServer) -> None:
         """Take one message in."""
         match message:
@@ -243,7 +270,7 @@ class EngineClient:
             case m.Loaded():
                 self.loaded = message
                 self.ready_event.set()
-                self._heartbeat.tick(self._clock(), 0.0)
+                self._tick(self._clock(), 0.0)
             case m.Failed():
                 self.fail(message.detail)
 
@@ -277,7 +304,7 @@ class EngineClient:
     def _step(self, step: m.Step) -> None:
         now = self._clock()
         snapshot = step.snapshot
-        self._heartbeat.tick(now, snapshot.step_seconds)
+        self._tick(now, snapshot.step_seconds)
         self.snapshot = snapshot
         if snapshot.step_seconds > 0:
             self._counters.step_seconds.observe(snapshot.step_seconds)

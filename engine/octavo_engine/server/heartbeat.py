@@ -27,4 +27,8 @@ class Heartbeat:
 
     def alive(self, now: float) -> bool:
         """Return whether the last tick is recent enough."""
-        return self.age(now) <= self._timeout + self._longest_step
+        return self.seconds_left(now) >= 0
+
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds until silence means that it does not live; negative since then."""
+        return self._timeout + self._longest_step - self.age(now)

@@ -171,26 +171,26 @@ class ApiProcess:
         loading = asyncio.create_task(self._load(link, client, url))
         ending = asyncio.create_task(self._ended())
         failing = asyncio.create_task(client.failed.wait())
+        watching = asyncio.create_task(client.watch())
         try:
-            await self._until_over(receiving, loading, ending, failing)
+            await self._until_over({receiving, loading, watching}, ending, failing)
             if client.failure is not None and client.loaded is None:
                 raise StartError(client.failure)
             return await self._leave(client)
         finally:
-            for task in (loading, ending, failing, receiving):
+            for task in (loading, ending, failing, receiving, watching):
                 task.cancel()
-            await asyncio.gather(loading, ending, failing, receiving, return_exceptions=True)
+            await asyncio.gather(loading, ending, failing, receiving, watching, return_exceptions=True)
             await self._stop_children(link)
 
     async def _until_over(
         self,
-        receiving: asyncio.Task[None],
-        loading: asyncio.Task[None],
+        working: set[asyncio.Task[None]],
         ending: asyncio.Task[None],
         failing: asyncio.Task[bool],
     ) -> None:
-        """Wait for the end of the drain or of the engine. Raises what ended loading or receiving."""
-        pending: set[asyncio.Task[None] | asyncio.Task[bool]] = {receiving, loading, ending, failing}
+        """Wait for the end of the drain or of the engine. Raises what ended a task that works."""
+        pending: set[asyncio.Task[None] | asyncio.Task[bool]] = {*working, ending, failing}
         while not ending.done() and not failing.done():
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
