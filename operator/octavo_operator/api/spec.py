@@ -19,6 +19,7 @@ _Part = TypeVar("_Part", bound=Part)
 
 MAX_REPLICAS: Final = 1000
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
+_DNS_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _RESERVED_ARGS: Final = ("--host", "--port", "--served-model-name", "--drain-timeout", "--shutdown-timeout")
 
 
@@ -100,12 +101,22 @@ class Model(Part):
             "model.uri must be bundled://NAME, file:///PATH/IN/THE/POD, pvc://CLAIM/PATH or scripted://OPTIONS",
         ),
         rule(
-            "!self.uri.matches('(^|/)[.][.](/|$)')",
-            "model.uri must not contain '..': give the path from the root of the volume",
+            r"!self.uri.matches('\\p{Cc}')",
+            "model.uri must not contain control characters, such as a newline",
         ),
         rule(
-            "!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')",
-            "model.uri pvc:// needs the name of a PersistentVolumeClaim: pvc://CLAIM or pvc://CLAIM/PATH",
+            "!self.uri.matches('(^|/|%2[fF])([.]|%2[eE]){2}(/|%2[fF]|$)')",
+            "model.uri must not contain '..', not even percent-encoded: give the path from the root of the volume",
+        ),
+        rule(
+            "!self.uri.startsWith('file://') || self.uri.startsWith('file:///')",
+            "model.uri file:// needs an absolute path: file:///PATH/IN/THE/POD",
+        ),
+        rule(
+            f"!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://{_DNS_LABEL}([.]{_DNS_LABEL})*(/.*)?$')"
+            " && self.uri.matches('^pvc://[^/]{1,253}(/|$)')",
+            "model.uri pvc:// needs the name of a PersistentVolumeClaim, lower-case letters, digits, '-' and '.',"
+            " at most 253: pvc://CLAIM or pvc://CLAIM/PATH",
         ),
     )
     uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
@@ -122,11 +133,17 @@ class Model(Part):
 class KVCache(Part):
     """The paged KV cache."""
 
+    model_config = rules(
+        rule(
+            "!has(self.memory) || self.memory.matches('^[1-9][0-9]{0,14}(k|M|G|Ki|Mi|Gi)?$')",
+            "engine.kvCache.memory must be a number of bytes with k, M, G, Ki, Mi, Gi or nothing, for example 4Gi, 512Mi, 4G",
+        )
+    )
     block_size: Annotated[int, Field(json_schema_extra={"enum": [contract.BLOCK_SIZE]})] = Field(
         contract.BLOCK_SIZE, description="Tokens per block."
     )
-    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,14}(k|M|G|Ki|Mi|Gi)?$", max_length=18)] | None = (
-        Field(None, description="Bytes of KV cache per pod, for example 4Gi. Default: the engine measures.")
+    memory: Annotated[str, StringConstraints(max_length=18)] | None = Field(
+        None, description="Bytes of KV cache per pod, for example 4Gi. Default: the engine measures."
     )
 
 
