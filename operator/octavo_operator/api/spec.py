@@ -136,7 +136,7 @@ class KVCache(Part):
     model_config = rules(
         rule(
             "!has(self.memory) || self.memory.matches('^[1-9][0-9]{0,14}(k|M|G|Ki|Mi|Gi)?$')",
-            "engine.kvCache.memory must be a number of bytes with k, M, G, Ki, Mi, Gi or nothing, for example 4Gi, 512Mi, 4G",
+            "engine.kvCache.memory must be bytes, with k, M, G, Ki, Mi, Gi or nothing behind, for example 4Gi, 512Mi, 4G",
         )
     )
     block_size: Annotated[int, Field(json_schema_extra={"enum": [contract.BLOCK_SIZE]})] = Field(
