@@ -115,6 +115,24 @@ def test_every_limit_has_its_sentence_without_numbers() -> None:
         assert not any(letter.isdigit() for letter in message)
 
 
+@pytest.mark.parametrize(
+    ("workload", "ready", "progressing"),
+    [
+        (Workload(2, 2, 2, 1), "1 of 2 replicas ready", "2 of 2 replicas updated; 1 of 2 replicas ready"),
+        (Workload(1, 2, 2, 2), "2 replicas ready, 1 wanted", "2 replicas running, 1 wanted"),
+        (
+            Workload(2, 3, 1, 3),
+            "1 of 2 replicas updated; 3 serve meanwhile", "1 of 2 replicas updated; 3 replicas ready, 2 wanted",
+        ),
+    ],
+    ids=["growing", "shrinking", "rolling with a surge pod"],
+)  # fmt: skip
+def test_counts_make_sense_in_words(workload: Workload, ready: str, progressing: str) -> None:
+    messages = {each.type: each.message for each in findings(replace(SERVING, workload=workload))}
+    assert messages["Ready"] == ready
+    assert messages["Progressing"] == progressing
+
+
 def test_a_conditions_time_changes_only_when_its_status_does() -> None:
     first = merge(findings(LOADING), [], 1, "t1")
     second = merge(findings(replace(LOADING, diagnosis=CRASH)), first, 2, "t2")

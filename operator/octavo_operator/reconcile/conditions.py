@@ -121,7 +121,14 @@ def merge(found: list[Finding], before: list[dict[str, Any]], generation: int, n
 
 
 def _count(workload: Workload) -> str:
-    return f"{workload.ready} of {workload.wanted} replicas ready"
+    return _share(workload.ready, workload.wanted, "ready")
+
+
+def _share(number: int, wanted: int, what: str) -> str:
+    """Put a part of the wanted replicas into words; during a scale-down or with surge pods it is more than they are."""
+    if number <= wanted:
+        return f"{number} of {wanted} replicas {what}"
+    return f"{number} replicas {what}, {wanted} wanted"
 
 
 def _ready(view: View) -> Finding:
@@ -133,7 +140,8 @@ def _ready(view: View) -> Finding:
     if workload.wanted == 0:
         return Finding(kind, "True", "ScaledToZero", "no replica is wanted now")
     if not workload.rolled_out and workload.ready:
-        serving = f"{workload.updated} of {workload.wanted} replicas updated; {workload.ready} serve meanwhile"
+        updated = _share(workload.updated, workload.wanted, "updated")
+        serving = f"{updated}; {workload.ready} serve meanwhile"
         return Finding(kind, "False", "RollingOut", _with(view.diagnosis, serving))
     if workload.ready:
         return Finding(kind, "True", "Serving", _with(view.diagnosis, _count(workload)))
@@ -156,10 +164,11 @@ def _progressing(view: View) -> Finding:
     if workload.stuck:
         reason = view.diagnosis.reason if view.diagnosis else "ProgressDeadlineExceeded"
         return Finding(kind, "False", reason, _with(view.diagnosis, "no progress within rollout.startupTimeoutSeconds"))
+    if workload.rolled_out and workload.total > workload.wanted:
+        return Finding(kind, "True", "Scaling", _share(workload.total, workload.wanted, "running"))
     reason = "Scaling" if workload.rolled_out else "RollingOut"
-    return Finding(
-        kind, "True", reason, f"{workload.updated} of {workload.wanted} replicas updated, {_count(workload)}"
-    )
+    updated = _share(workload.updated, workload.wanted, "updated")
+    return Finding(kind, "True", reason, f"{updated}; {_count(workload)}")
 
 
 def _available(view: View) -> Finding:
