@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from octavo_engine import contract
+from octavo_engine.server.drain_log import DrainLog
 from tests.server.launch import Server, finish_reasons, serving, wait_until
 from tests.server.test_engine_death import open_stream
 
@@ -62,21 +65,44 @@ def test_b34_at_the_time_out_open_streams_get_an_error_frame(tmp_path: Path) -> 
         assert server.process.wait(15) == 0
         assert time.monotonic() - began > 0.9
         thread.join(10)
+        assert "The drain is over and 1 request is open: cut off." in server.text_log()
     assert into[-1]["error"]["code"] == "shutdown"
     assert "[DONE]" not in into
 
 
-def test_b34_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_b34_a_second_signal_ends_at_once(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, URI, "--drain-propagation", "30", "--drain-timeout", "60") as server:
         into: list[Any] = []
         thread = open_stream(server, into, body(8000))
         wait_until(lambda: into, 10, "the stream began")
-        server.process.terminate()
+        server.process.send_signal(number)
         wait_until(lambda: server.status("/ready") == 503, 2, "draining")
-        server.process.terminate()
-        assert server.process.wait(15) == 128 + signal.SIGTERM
+        server.process.send_signal(number)
+        assert server.process.wait(15) == 128 + number
         thread.join(10)
+        log = server.text_log()
+        assert "Draining: 1 request is open.\n" in log, "no word of keys where no terminal is"
+        assert "Ending at once: 1 request is open." in log
     assert into[-1]["error"]["code"] == "shutdown"
+
+
+def test_a_drain_says_how_many_are_open_when_that_changes_and_not_too_often(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    drain = DrainLog()
+    assert drain.update(0, 7) is None, "nothing drains yet"
+    drain.begin(10, 5, "; press Ctrl-C again to end at once")
+    drain.begin(10, 5)
+    assert drain.update(10.5, 5) is None
+    assert drain.update(11, 4) == 2
+    assert drain.update(12, 2) == 1
+    assert drain.update(13, 1) is None
+    assert drain.update(20, 1) is None
+    assert drain.update(21, 0) is None, "the end has a line of its own"
+    assert caplog.messages == [
+        "Draining: 5 requests are open; press Ctrl-C again to end at once.",
+        "Draining: 1 request is open.",
+    ]
 
 
 def test_b34_a_reader_that_does_not_read_does_not_hold_the_process(tmp_path: Path) -> None:
@@ -115,13 +141,18 @@ def test_b34_the_drain_command_waits_until_the_server_has_gone(tmp_path: Path) -
         thread = open_stream(server, into, body(300))
         wait_until(lambda: into, 10, "the stream began")
         hook = subprocess.Popen(
-            [sys.executable, "-m", "octavo_engine.cli", "drain", "--wait", "--admin-port", str(server.admin_port)]
+            [sys.executable, "-m", "octavo_engine.cli", "drain", "--wait", "--admin-port", str(server.admin_port)],
+            stdout=subprocess.PIPE,
         )
         wait_until(lambda: server.status("/ready") == 503, 5, "draining")
         server.process.terminate()
-        assert hook.wait(60) == 0
+        assert hook.communicate(timeout=60) == (b"drained\n", None)
+        assert hook.returncode == 0
         thread.join(10)
         assert server.process.wait(10) == 0
+        log = server.text_log()
+        assert "Draining: 1 request is open.\n" in log
+        assert "Drained: no request is open.\n" in log
     assert into[-1] == "[DONE]"
 
 

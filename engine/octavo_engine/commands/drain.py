@@ -23,7 +23,10 @@ def drain(admin_port: int, wait: bool, timeout: float) -> int:
     if status != 202:
         print(f"octavo drain: the server answered {status}.", file=sys.stderr)
         return 1
-    return _wait_until_gone(admin_port, timeout) if wait else 0
+    if not wait:
+        print("draining")
+        return 0
+    return _wait_until_gone(admin_port, timeout)
 
 
 def _wait_until_gone(admin_port: int, timeout: float) -> int:
@@ -33,6 +36,7 @@ def _wait_until_gone(admin_port: int, timeout: float) -> int:
         try:
             _call(admin_port, "GET", contract.PATH_HEALTH)
         except ConnectionError:
+            print("drained")
             return 0
         time.sleep(_LOOK_EVERY_SECONDS)
     print(f"octavo drain: the server is still there after {timeout:.0f} s.", file=sys.stderr)

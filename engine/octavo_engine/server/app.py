@@ -137,8 +137,8 @@ def admin_application(state: ServerState) -> ASGIApp:
 
     @application.post(contract.PATH_DRAIN)
     async def drain() -> Response:
+        log.info("A drain is asked for on the admin port.")
         state.lifecycle.drain(state.clock())
-        log.info("Draining: asked for on the admin port.")
         return json_response(202, b'{"status":"draining"}')
 
     @application.get(contract.PATH_HEALTH)

@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -25,6 +26,7 @@ from octavo_engine.model.source import ModelNotFoundError
 from octavo_engine.model.spec import UnsupportedModelError
 from octavo_engine.server.app import admin_application, public_application
 from octavo_engine.server.counters import Counters
+from octavo_engine.server.drain_log import DrainLog, requests_open
 from octavo_engine.server.engine_client import EngineClient
 from octavo_engine.server.engine_process import EngineProcess
 from octavo_engine.server.errors import UNAVAILABLE, ApiError
@@ -40,7 +42,8 @@ log = logging.getLogger(__name__)
 
 EXIT_DRAINED: Final = 0
 EXIT_FAILED: Final = 1
-EXIT_FORCED: Final = 128 + signal.SIGTERM
+EXIT_SIGNALLED: Final = 128
+"""Plus the number of the signal that ended the process at once: what a shell reports of a killed one."""
 FLUSH_SECONDS: Final = 3.0
 """How long the last frames may take to reach clients that still read; with what follows, well within
 `contract.TERMINATION_MARGIN_SECONDS`."""
@@ -113,7 +116,8 @@ class ApiProcess:
         self._engine = engine
         self._report = report
         self._on_ready = on_ready
-        self._signals = 0
+        self._signals: list[signal.Signals] = []
+        self._drain_log = DrainLog()
         self._lifecycle = Lifecycle(settings.drain_propagation, settings.drain_timeout)
         self._changed = asyncio.Event()
         self._lifecycle.on_change = self._changed.set
@@ -154,17 +158,20 @@ class ApiProcess:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_signal, True)
-        loop.add_signal_handler(signal.SIGINT, self._on_signal, False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self, propagate: bool) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """The first signal drains, the second ends at once. Ctrl-C waits for no endpoints to spread."""
-        self._signals += 1
-        if self._signals > 1:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            log.info("Ending at once: %s.", requests_open(self._lifecycle.open_exchanges))
             self._lifecycle.abort()
             return
-        log.info("Draining: %d requests are open.", self._lifecycle.open_exchanges)
-        self._lifecycle.drain(time.monotonic(), propagate)
+        by_hand = number is signal.SIGINT and sys.stderr.isatty()
+        hint = "; press Ctrl-C again to end at once" if by_hand else ""
+        self._drain_log.begin(time.monotonic(), self._lifecycle.open_exchanges, hint)
+        self._lifecycle.drain(time.monotonic(), propagate=number is signal.SIGTERM)
 
     async def _serve(self, link: ServerEndpoint, client: EngineClient, url: str) -> int:
         receiving = asyncio.create_task(client.run())
@@ -221,8 +228,12 @@ class ApiProcess:
         """Wait for the end of a drain, or for being told to leave at once."""
         while self._lifecycle.phase(time.monotonic()) is not Phase.ENDED:
             self._changed.clear()
+            now = time.monotonic()
+            if self._lifecycle.draining:
+                self._drain_log.begin(now, self._lifecycle.open_exchanges)
+            looks = (self._drain_log.update(now, self._lifecycle.open_exchanges), self._lifecycle.seconds_to_next(now))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._lifecycle.seconds_to_next(time.monotonic())):
+                async with asyncio.timeout(min((look for look in looks if look is not None), default=None)):
                     await self._changed.wait()
 
     async def _leave(self, client: EngineClient) -> int:
@@ -231,7 +242,12 @@ class ApiProcess:
             log.error("The engine has stopped: %s", client.failure)
             code = EXIT_FAILED
         else:
-            code = EXIT_FORCED if self._lifecycle.aborted else EXIT_DRAINED
+            code = EXIT_SIGNALLED + self._signals[-1] if self._lifecycle.aborted else EXIT_DRAINED
+            cut = self._lifecycle.open_exchanges
+            if cut:
+                log.warning("The drain is over and %s: cut off.", requests_open(cut))
+            else:
+                log.info("Drained: no request is open.")
         error = ApiError(503, "The server shut down before the answer ended.", UNAVAILABLE, code="shutdown")
         client.fail_open(error)
         if self._pool is not None:
