@@ -159,7 +159,8 @@ GENERATED_TOKENS: Final = Metric(
 REQUESTS: Final = Metric(
     "octavo_requests_total",
     "counter",
-    "Sequences ended, by outcome: stop, length, abort, error; rejected ones never began",
+    "Sequences ended, by outcome: stop, length, abort, error; under rejected, requests refused before they began: the "
+    "queue full, the engine not ready or draining, the prompt longer than the context",
     labels=("outcome",),
 )
 TIME_TO_FIRST_TOKEN: Final = Metric(
