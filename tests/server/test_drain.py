@@ -39,6 +39,7 @@ def test_b34_sigterm_lets_streams_end_and_refuses_new_requests(tmp_path: Path) -
         wait_until(lambda: all(streams), 10, "streams began")
         server.process.terminate()
         wait_until(lambda: server.status("/ready") == 503, 2, "readiness is red at once")
+        assert server.get("/ready").json()["error"]["type"] == "service_unavailable_error", "as of other 503s"
         assert server.status("/health") == 200
         accepted = server.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2})
         assert accepted.status_code == 200, "endpoints take a moment to spread"

@@ -231,7 +231,18 @@ def test_b09_whole_characters_and_nul_are_text(quiet: Server) -> None:
 def test_b09_other_content_types_are_refused(quiet: Server) -> None:
     body = b'{"prompt":"p","max_tokens":2}'
     check_error(quiet.post_bytes(COMPLETIONS, body, "text/plain"))
-    assert quiet.post_bytes(COMPLETIONS, body, "application/json; charset=utf-8").status_code == 200
+    for charset in ("charset=utf-8", 'Charset="UTF-8"', "profile=x"):
+        assert quiet.post_bytes(COMPLETIONS, body, f"application/json; {charset}").status_code == 200
+    for charset in ("charset=utf-16", "charset=latin-1", "x=y; charset=iso-8859-1"):
+        error = check_error(quiet.post_bytes(COMPLETIONS, body, f"application/json; {charset}"))
+        assert error["code"] == "unsupported_content_type"
+
+
+def test_fields_that_contradict_each_other_are_refused(quiet: Server) -> None:
+    error = check_error(quiet.post(COMPLETIONS, {"prompt": "p", "n": 2, "best_of": 1}))
+    assert (error["param"], error["code"]) == ("best_of", "invalid_value")
+    error = check_error(quiet.post(COMPLETIONS, {"prompt": "p", "stream_options": {"include_usage": True}}))
+    assert (error["param"], error["code"]) == ("stream_options", "invalid_value")
 
 
 def test_b09_routes_and_methods_answer_in_openai_s_shape(quiet: Server) -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from octavo_engine import contract
 from octavo_engine.server import jobs, metrics
-from octavo_engine.server.errors import INVALID_REQUEST, SERVER, ApiError, not_found
+from octavo_engine.server.errors import INVALID_REQUEST, SERVER, UNAVAILABLE, ApiError, not_found
 from octavo_engine.server.generation import INTERNAL, JobEndpoint
 from octavo_engine.server.keys import KeyFile
 from octavo_engine.server.middleware import RequireKey, Trust
@@ -118,12 +118,12 @@ def _add_probes(application: FastAPI, state: ServerState) -> None:
         if state.ready:
             return json_response(200, b'{"status":"ready"}')
         if state.lifecycle.draining:
-            return error_response(ApiError(503, "Draining.", SERVER, code="draining"))
+            return error_response(ApiError(503, "Draining.", UNAVAILABLE, code="draining"))
         try:
             state.client.check_ready()
         except ApiError as error:
             return error_response(error)
-        return error_response(ApiError(503, "The tokenizer is still loading.", SERVER, code="loading"))
+        return error_response(ApiError(503, "The tokenizer is still loading.", UNAVAILABLE, code="loading"))
 
     @application.get(contract.PATH_METRICS)
     async def exposition(request: Request) -> Response:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from email.message import Message
 from types import TracebackType
 from typing import Final, Self
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette import types
+from starlette.types import Receive, Scope, Send
 
 from octavo_engine import contract
 from octavo_engine.server.errors import ApiError, invalid, too_large, unavailable
@@ -23,6 +25,17 @@ SMALL_BODY: Final = 32 * 1024
 """Bodies up to this size hold nothing of the budget, and go to the tokenising process for small ones."""
 BUDGET_BYTES: Final = 2 * contract.MAX_BODY_BYTES
 """Bytes of large bodies held at the same time; others wait unread, in their senders' hands."""
+
+
+def _check_content_type(header: str) -> None:
+    """Raise the ApiError of a body that does not say it is JSON in UTF-8, which is all that is read."""
+    content = Message()
+    content["content-type"] = header
+    kind, charset = content.get_content_type(), content.get_param("charset", "utf-8")
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise invalid("The Content-Type must be application/json.", code="unsupported_content_type")
+    if not isinstance(charset, str) or charset.strip().lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise invalid("The charset of the Content-Type must be utf-8.", code="unsupported_content_type")
 
 
 class ClientGone(Exception):
@@ -134,9 +147,7 @@ class Exchange:
     # --- The body ---
     async def read_body(self, budget: BodyBudget) -> tuple[bytes, Holding]:
         """Return the body and what it holds of `budget`, to be released. Raises ApiError or ClientGone."""
-        kind = self.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
-            raise invalid("The Content-Type must be application/json.", code="unsupported_content_type")
+        _check_content_type(self.headers.get("content-type", "application/json"))
         declared = self.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > contract.MAX_BODY_BYTES:
             raise too_large()
@@ -210,7 +221,7 @@ class Exchange:
     async def write(self, data: bytes, more: bool = True) -> None:
         """Send a piece of the body, waiting while the client does not read. Raises ClientGone if it never does."""
         self._finished = not more
-        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        message: types.Message = {"type": "http.response.body", "body": data, "more_body": more}
         try:
             async with asyncio.timeout(STALL_SECONDS):
                 await self._send(message)

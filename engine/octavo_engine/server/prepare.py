@@ -41,7 +41,9 @@ def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_mod
     limits = job.limits
     model = _model(values["model"], job)
     if values["stream_options"] is not None and not values["stream"]:
-        raise invalid("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options", "invalid_value")
+    if values["n"] > 1 and body.get("best_of") is not None:
+        raise invalid(f"'best_of' must not be less than 'n', which is {values['n']}.", "best_of", "invalid_value")
     max_tokens, max_name = _max_tokens(values, chat=job.route == "chat")
     if max_tokens is not None and values["min_tokens"] > max_tokens:
         raise invalid(f"'min_tokens' must not be greater than '{max_name}'.", param="min_tokens", code="invalid_value")
