@@ -184,6 +184,14 @@ REQUEST_SECONDS: Final = Metric(
     alias="vllm:e2e_request_latency_seconds",
     buckets=_REQUEST,
 )
+STATIC_BATCHES: Final = Metric(
+    "octavo_static_batches_total", "counter", "Batches formed by --scheduler static; 0 when batching continuously"
+)
+RESERVED_SLOTS: Final = Metric(
+    "octavo_reserved_slots_total",
+    "counter",
+    "Token slots reserved by --kv-allocation contiguous, used or not; 0 when paged",
+)
 STEP_SECONDS: Final = Metric("octavo_step_seconds", "histogram", "One step of the engine loop", buckets=_INTER_TOKEN)
 LAST_STEP_TIMESTAMP: Final = Metric(
     "octavo_last_step_timestamp_seconds", "gauge", "Unix time of the engine loop's last tick, idle ticks included"
@@ -205,6 +213,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     TIME_TO_FIRST_TOKEN,
     INTER_TOKEN,
     REQUEST_SECONDS,
+    STATIC_BATCHES,
+    RESERVED_SLOTS,
     STEP_SECONDS,
     LAST_STEP_TIMESTAMP,
 )

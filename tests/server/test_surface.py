@@ -17,7 +17,7 @@ from octavo_engine import contract
 from octavo_engine.ipc import messages as m
 from octavo_engine.ipc.transport import EngineEndpoint, PeerGone, ServerEndpoint
 from tests.server.double import Script, double
-from tests.server.launch import Server, wait_until
+from tests.server.launch import Server, serving, wait_until
 from tests.server.test_refusals import check_error
 
 COMPLETIONS = contract.PATH_COMPLETIONS
@@ -132,6 +132,23 @@ def test_counters_count(quiet: Server) -> None:
     assert gained["octavo_time_to_first_token_seconds_count"] == 2
     assert gained["octavo_inter_token_seconds_count"] == 12
     assert gained['octavo_requests_total{outcome="length"}'] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (("--scheduler", "static"), "octavo_static_batches_total"),
+        (("--kv-allocation", "contiguous", "--no-prefix-sharing"), "octavo_reserved_slots_total"),
+    ],
+)
+def test_each_baseline_shows_in_the_metrics(tmp_path: Path, server: Server, flags: tuple[str, ...], shown: str) -> None:
+    names = ("octavo_static_batches_total", "octavo_reserved_slots_total")
+    assert set(server.metrics(*names).values()) == {0.0}, "continuous and paged: neither"
+    with serving(tmp_path, "scripted://?step=1ms", "--drain-propagation", "0", *flags) as baseline:
+        assert baseline.post(COMPLETIONS, {"prompt": "p", "max_tokens": 2}).status_code == 200
+        baseline.wait_idle()
+        found = baseline.metrics(*names)
+        assert {name for name in names if found[name] > 0} == {shown}
 
 
 # --- Clients ----------------------------------------------------------------------------------------------------
