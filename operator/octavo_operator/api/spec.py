@@ -136,7 +136,8 @@ class KVCache(Part):
     model_config = rules(
         rule(
             "!has(self.memory) || self.memory.matches('^[1-9][0-9]{0,14}(k|M|G|Ki|Mi|Gi)?$')",
-            "engine.kvCache.memory must be bytes, with k, M, G, Ki, Mi, Gi or nothing behind, for example 4Gi, 512Mi, 4G",
+            "engine.kvCache.memory must be a whole number of bytes, plain or in k, M, G, Ki, Mi or Gi,"
+            " for example 4Gi, 512Mi, 4G",
         )
     )
     block_size: Annotated[int, Field(json_schema_extra={"enum": [contract.BLOCK_SIZE]})] = Field(
