@@ -184,12 +184,6 @@ def test_new_defaults_roll_one_service_at_a_time(plane: ControlPlane, services: 
             services.create(FIXED if name != "three" else {**FIXED, "engine": {"image": "its.own/engine:1"}}, name)
         for name in ("one", "two", "three"):
             eventually(lambda name=name: services.settled(name), f"{name} is settled")
-        # It is the first to be served, gets the first turn, and can never use it.
-        services.create(FIXED, "a-refused")
-        services.deployment("a-refused")
-        assert services.edit({"podTemplate": {"tolerations": [{"operator": "Sometimes"}]}}, "a-refused") == (200, "")
-        told = "InvalidPodTemplate"
-        eventually(lambda: services.condition("Ready", "a-refused").get("reason") == told, "it is refused")
     before = {name: services.deployment(name)["spec"]["template"] for name in ("one", "two", "three")}
     changed = ("--engine-image=engine:2", "--engine-libraries-claim=libraries")
     with Operator(plane.kubeconfig("operator"), operator_log, *changed) as operator:
