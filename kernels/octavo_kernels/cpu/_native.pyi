@@ -9,7 +9,7 @@ def variants() -> list[str]:
     """Return the instruction-set variants that this machine can run, the slowest first."""
 
 class Pool:
-    """`threads` threads (the caller's is one) that run the kernels; each waits spinning for `spin_us` at most, then sleeps.
+    """`threads` threads (the caller's is one) that run the kernels; each spins for `spin_us` at most, then sleeps.
 
     Every function below that takes a pool releases the GIL for its whole duration; calls on one pool take turns. The
     variant is the fastest that the machine can run, or the one that OCTAVO_CPU_ISA names; RuntimeError if it cannot.
@@ -66,7 +66,10 @@ def linear(
     residual: NDArray[np.float32] | None = None,
     bias: NDArray[np.float32] | None = None,
 ) -> None:
-    """out [T, features] = x · weightᵀ + bias + residual, or silu(x · gateᵀ) · (x · upᵀ) + residual. residual may be out."""
+    """out [T, features] = x · weightᵀ + bias + residual, or silu(x · gateᵀ) · (x · upᵀ) + residual.
+
+    residual may be out.
+    """
 
 def quantize(pool: Pool, x: NDArray[np.float32], values: NDArray[np.int8], groups: NDArray[np.int32]) -> None:
     """Quantise x [T, K] by groups of 32 into values [T, K] and groups [T, K / 32, 4].

@@ -16,9 +16,9 @@ def pack(
 ) -> Weight:
     """Return matrices of k columns, below each other, as one packed weight.
 
-    kind: F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K); planes: [rows, anything] as files hold
-    them. target: for float kinds F32, BF16, INT8 or INT4 (groups of 32), or "" for their own precision. gate_up: the two
-    planes are the gate and the up projection of one gated product. Raises ValueError for what cannot be packed.
+    kind: F32, F16, BF16 or a GGUF type (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K). planes: [rows, anything], as files
+    hold them. target: for float kinds F32, BF16, INT8 or INT4 (groups of 32), or "" for their own precision. gate_up:
+    the planes are the gate and the up projection of one gated product. Raises ValueError for what cannot be packed.
     """
     rows = [np.ascontiguousarray(plane).view(np.uint8).reshape(plane.shape[0], -1) for plane in planes]
     n = sum(plane.shape[0] for plane in rows)

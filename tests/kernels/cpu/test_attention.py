@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -95,13 +96,14 @@ def attend(pool: Pool, case: Case, window: int = 0, softcap: float = 0.0) -> NDA
 
 
 def wanted(case: Case, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
-    key = (case.q.tobytes(), case.keys.tobytes(), window, softcap)
+    arrays = (case.q, case.keys, case.values, case.offsets, case.positions, case.contexts, case.tables)
+    key = (sha256(b"".join(array.tobytes() for array in arrays)).digest(), window, softcap)
     if key not in _wanted:
         _wanted[key] = compute_wanted(case, window, softcap)
     return _wanted[key]
 
 
-_wanted: dict[tuple[bytes, bytes, int, float], NDArray[np.float32]] = {}
+_wanted: dict[tuple[bytes, int, float], NDArray[np.float32]] = {}
 """The reference's results: every variant is held to the same."""
 
 
