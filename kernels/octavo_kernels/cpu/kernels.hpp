@@ -117,12 +117,11 @@ struct Attention {
     float scale, softcap;
     Cache cache;
     float* partials;  // if split: [tiles, kv_heads, max_partitions, ATTENTION_ROWS, head_dim + 2]
-    float* scratch;   // [threads, ATTENTION_SCRATCH(head_dim)]
+    float* scratch;   // [threads, attention_scratch_floats(head_dim)]
+    int64_t scratch_stride;
 };
 constexpr int ATTENTION_ROWS = 16;  // at most heads of a group, or queries * heads of a group
-constexpr int attention_scratch_floats(int head_dim) {
-    return ATTENTION_ROWS * (PARTITION_TOKENS + 2 * (head_dim + 2) + head_dim) + 64;
-}
+int64_t attention_scratch_floats(int head_dim);  // a thread's: queries, scores, two partial results
 
 struct Kernels {
     const char* name;

@@ -139,8 +139,10 @@ void paged_attention(Runner& runner, In3 q, CacheBytes bytes, const CacheLayout&
         job.partials = static_cast<float*>(
             runner.pool.workspace(Pool::PARTIALS, items * static_cast<std::size_t>(job.max_partitions) * each));
     }
-    const auto floats = static_cast<std::size_t>(attention_scratch_floats(layout.head_dim));
-    job.scratch = static_cast<float*>(runner.pool.workspace(Pool::SCRATCH, static_cast<std::size_t>(threads) * floats * sizeof(float)));
+    // Whole cache lines for each thread.
+    job.scratch_stride = (attention_scratch_floats(layout.head_dim) + 15) / 16 * 16;
+    const std::size_t floats = static_cast<std::size_t>(threads) * static_cast<std::size_t>(job.scratch_stride);
+    job.scratch = static_cast<float*>(runner.pool.workspace(Pool::SCRATCH, floats * sizeof(float)));
     runner.kernels.attention(call.parallel, job);
 }
 

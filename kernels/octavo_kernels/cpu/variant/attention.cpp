@@ -289,7 +289,7 @@ struct Scratch {
 
 INLINE Scratch scratch_of(const Attention& a, int thread) {
     const int d = a.cache.head_dim;
-    float* at = a.scratch + static_cast<int64_t>(thread) * attention_scratch_floats(d);
+    float* at = a.scratch + thread * a.scratch_stride;
     float* scores = at + ATTENTION_ROWS * d;
     float* merged = scores + ATTENTION_ROWS * PARTITION_TOKENS;
     return {at, scores, partial_at(merged, d), partial_at(merged + ATTENTION_ROWS * (d + 2), d)};
