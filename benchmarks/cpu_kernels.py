@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_kernels.py --kinds INT8,Q4_1 --rows 1,64 [--compare] [--json]
 
-OCTAVO_CPU_ISA chooses the variant. Activations are quantised within the time. --compare adds torch's product of the same
-shape (its int8 product has no scales at all: a bound, not an equal).
+OCTAVO_CPU_ISA chooses the variant. Activations are quantised within the time. --compare adds torch's product of the
+same shape (its int8 product has no scales at all: a bound, not an equal).
 """
 
 from __future__ import annotations

@@ -114,28 +114,23 @@ def compute_wanted(case: Case, window: int, softcap: float) -> NDArray[np.float3
     return reference_attention(torch.from_numpy(case.q), cache, plan, case.q.shape[2] ** -0.5, softcap).numpy()
 
 
-def tolerance(pool: Pool, dtype: str) -> float:
-    """bf16's instruction takes queries and weights in bfloat16 too."""
-    return 0.02 if dtype == "bf16" and pool.variant == "avx512_bf16" else 2e-5
-
-
-def require_close(pool: Pool, dtype: str, case: Case, window: int = 0, softcap: float = 0.0) -> None:
+def require_close(pool: Pool, case: Case, window: int = 0, softcap: float = 0.0) -> None:
     error = np.abs(attend(pool, case, window, softcap) - wanted(case, window, softcap)).max(initial=0)
-    assert error <= tolerance(pool, dtype), error
+    assert error <= 2e-5, error
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_mixed_step_is_the_references(pool: Pool, dtype: str, heads: tuple[int, int, int]) -> None:
     rows = [(context, 1) for context in CONTEXTS] + [(33, 33), (0, 0), (300, 17), (520, 5)]
-    require_close(pool, dtype, build(pool, rows, heads, dtype))
+    require_close(pool, build(pool, rows, heads, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 256, 300])
 def test_a_window_hides_what_is_behind_it(pool: Pool, dtype: str, window: int) -> None:
     case = build(pool, [(1, 1), (700, 1), (700, 40), (257, 9), (20, 20)], (6, 2, 64), dtype)
-    require_close(pool, dtype, case, window)
+    require_close(pool, case, window)
 
 
 def test_blocks_freed_behind_a_window_are_not_read(pool: Pool) -> None:
@@ -148,7 +143,7 @@ def test_blocks_freed_behind_a_window_are_not_read(pool: Pool) -> None:
 
 
 def test_scores_are_capped(pool: Pool) -> None:
-    require_close(pool, "f32", build(pool, [(300, 1), (40, 12)], (6, 2, 64), "f32"), softcap=3.0)
+    require_close(pool, build(pool, [(300, 1), (40, 12)], (6, 2, 64), "f32"), softcap=3.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,7 +157,7 @@ def test_any_step_is_the_references(
     pool: Pool, dtype: str, rows: list[tuple[int, int]], heads: tuple[int, int, int], window: int
 ) -> None:
     steps = [(context, min(context, queries)) for context, queries in rows]
-    require_close(pool, dtype, build(pool, steps, heads, dtype), window)
+    require_close(pool, build(pool, steps, heads, dtype), window)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -112,8 +112,8 @@ def test_variants_share_no_code_that_a_linker_could_mix_up(flags: list[str], tmp
     objects = []
     for source in sorted(_SOURCES.glob("*.cpp")):
         objects.append(tmp_path / f"{source.stem}.o")
-        compile_ = ["g++", "-std=c++20", "-O0", "-Wno-psabi", "-DOCTAVO_VARIANT=mine", *flags, "-c", source, "-o"]
-        subprocess.run([*compile_, objects[-1]], check=True)
+        options = ["-std=c++20", "-O0", "-fno-exceptions", "-fno-rtti", "-Wno-psabi", "-DOCTAVO_VARIANT=mine", *flags]
+        subprocess.run(["g++", *options, "-c", source, "-o", objects[-1]], check=True)
     symbols = subprocess.run(
         ["nm", "-C", "--defined-only", *objects], check=True, capture_output=True, text=True
     ).stdout

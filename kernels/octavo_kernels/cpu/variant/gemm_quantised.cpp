@@ -38,7 +38,24 @@ INLINE void load_quants(const uint8_t* record, int step, int column, I (&quants)
     }
 }
 
-template <WeightKind KIND, int ROWS>
+// sums with four more products per lane; SMALL: quants are at most 63
+template <WeightKind KIND, bool SMALL>
+INLINE I add_products(I sum, I quants, I x) {
+    if constexpr (Format<KIND>::nibbles) return dot4_nibbles(sum, quants, x);
+    if constexpr (SMALL) return dot4_small(sum, quants, x);
+    return dot4(sum, quants, x);
+}
+
+// What a part's sum begins with: -zero * the sum of its activations.
+template <WeightKind KIND, bool SMALL>
+INLINE I start_of(const Gemm& gemm, const QuantGroup& group, int part) {
+    if constexpr (Format<KIND>::minima) return zero_int();
+    const int32_t offset = Format<KIND>::parts == 1 ? group.offset : part ? group.offset - group.offset_low : group.offset_low;
+    if constexpr (!SMALL) return set1_int(WEIGHTS_LESS_128 ? 0 : offset);  // zero is 128
+    return shift_right(set1_int(offset), gemm.zero_shift);
+}
+
+template <WeightKind KIND, bool SMALL, int ROWS>
 void tile(const Gemm& gemm, int row, int panel, float* sums) {
     using Of = Format<KIND>;
     constexpr int V = TILE_VECTORS, STEPS = 8 / Of::parts;
@@ -55,12 +72,8 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
             UNROLL for (int part = 0; part < Of::parts; ++part) {
                 I dots[ROWS][V];
                 UNROLL for (int r = 0; r < ROWS; ++r) {
-                    const QuantGroup& q = about[r * groups + g];
-                    I start = zero_int();
-                    if constexpr (!Of::minima) {
-                        const int32_t offset = Of::parts == 1 ? q.offset : part ? q.offset - q.offset_low : q.offset_low;
-                        start = shift_right(set1_int(offset), gemm.zero_shift);
-                    }
+                    // Sums of nibbles may be narrower, and start with nothing.
+                    const I start = Of::nibbles ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
                     UNROLL for (int v = 0; v < V; ++v) dots[r][v] = start;
                 }
                 UNROLL for (int step = 0; step < STEPS; ++step) {
@@ -68,7 +81,13 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
                     load_quants<KIND, V>(record, part * STEPS + step, column, quants);
                     UNROLL for (int r = 0; r < ROWS; ++r) {
                         const I four = broadcast4(x + r * gemm.k + (part * STEPS + step) * 4);
-                        UNROLL for (int v = 0; v < V; ++v) dots[r][v] = dot4(dots[r][v], quants[v], four);
+                        UNROLL for (int v = 0; v < V; ++v) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
+                    }
+                }
+                if constexpr (Of::nibbles) {
+                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                        const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
+                        UNROLL for (int v = 0; v < V; ++v) dots[r][v] = finish_nibbles(start, dots[r][v]);
                     }
                 }
                 UNROLL for (int v = 0; v < V; ++v) {
@@ -93,17 +112,17 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
     }
 }
 
-template <WeightKind KIND, int... LESS>
+template <WeightKind KIND, bool SMALL, int... ROWS>
 struct TilesOf {
-    static constexpr TileFunction by_rows[] = {tile<KIND, LESS>...};
+    static constexpr TileFunction by_rows[] = {tile<KIND, SMALL, ROWS>...};
 };
 
-template <WeightKind KIND>
+template <WeightKind KIND, bool SMALL = true>
 void run(const Parallel& parallel, const Gemm& gemm) {
     if constexpr (QUANT_ROWS == 2) {
-        run_gemm(parallel, gemm, {TilesOf<KIND, 1, 2>::by_rows, 2}, gemm.k);
+        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2>::by_rows, 2}, gemm.k);
     } else {
-        run_gemm(parallel, gemm, {TilesOf<KIND, 1, 2, 3, 4, 5, 6>::by_rows, 6}, gemm.k);
+        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2, 3, 4, 5, 6>::by_rows, 6}, gemm.k);
     }
 }
 
@@ -111,7 +130,7 @@ void run(const Parallel& parallel, const Gemm& gemm) {
 
 void gemm_quantised(const Parallel& parallel, const Gemm& gemm) {
     switch (gemm.kind) {
-        case U8: return run<U8>(parallel, gemm);
+        case U8: return gemm.zero_shift == 0 ? run<U8, false>(parallel, gemm) : run<U8>(parallel, gemm);
         case U8_MIN: return run<U8_MIN>(parallel, gemm);
         case U8_FINE: return run<U8_FINE>(parallel, gemm);
         case U4: return run<U4>(parallel, gemm);

@@ -103,15 +103,28 @@ INLINE I high_nibbles(I bytes) {
     return {_mm256_and_si256(_mm256_srli_epi16(bytes.low, 4), mask), _mm256_and_si256(_mm256_srli_epi16(bytes.high, 4), mask)};
 }
 
-// vpmaddubsw would saturate at 16 bits: even and odd bytes are widened instead.
-INLINE __m256i dot4_half(__m256i sum, __m256i weights, __m256i x) {
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(weights, _mm256_set1_epi16(255)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(weights, 8), _mm256_srai_epi16(x, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+// Products of bytes: vpmaddubsw adds two in 16 bits and saturates there, so what is added must be kept small.
+//   NIBBLES: 8 * 2 * 15 * 127 fits: the sums of a whole group stay in 16 bits.
+//   BYTES up to 63: 2 * 63 * 127 fits, and is widened at once.
+//   BYTES up to 255: the weights are taken less 128, as magnitudes with their signs moved to x; 2 * 128 * 127 fits.
+constexpr bool WEIGHTS_LESS_128 = true;
+INLINE I add_pairs(I a) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(a.low, ones), _mm256_madd_epi16(a.high, ones)};
+}
+INLINE I dot4_nibbles(I sum16, I weights, I x) {
+    return {_mm256_add_epi16(sum16.low, _mm256_maddubs_epi16(weights.low, x.low)),
+            _mm256_add_epi16(sum16.high, _mm256_maddubs_epi16(weights.high, x.high))};
+}
+INLINE I finish_nibbles(I start, I sum16) { return add_int(start, add_pairs(sum16)); }
+INLINE I dot4_small(I sum, I weights, I x) {
+    return add_int(sum, add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
 }
 INLINE I dot4(I sum, I weights, I x) {
-    return {dot4_half(sum.low, weights.low, x.low), dot4_half(sum.high, weights.high, x.high)};
+    const __m256i less = _mm256_set1_epi8(-128);
+    const I w = {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
+    return dot4_small(sum, {_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)},
+                      {_mm256_sign_epi8(x.low, w.low), _mm256_sign_epi8(x.high, w.high)});
 }
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

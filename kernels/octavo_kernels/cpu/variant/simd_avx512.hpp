@@ -71,17 +71,25 @@ INLINE I low_nibbles(I bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(
 INLINE I high_nibbles(I bytes) { return _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15)); }
 
 // sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
-INLINE I dot4(I sum, I weights, I x) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpbusd_epi32(sum, weights, x);
+constexpr bool WEIGHTS_LESS_128 = false;
+INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I dot4_nibbles(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I finish_nibbles(I start, I sum) { return _mm512_add_epi32(start, sum); }
 #else
-    // vpmaddubsw would saturate at 16 bits: even and odd bytes are widened instead.
-    const I even = _mm512_madd_epi16(_mm512_and_si512(weights, _mm512_set1_epi16(255)),
-                                     _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-    const I odd = _mm512_madd_epi16(_mm512_srli_epi16(weights, 8), _mm512_srai_epi16(x, 8));
-    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
-#endif
+// vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
+constexpr bool WEIGHTS_LESS_128 = true;
+INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
+INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }
+INLINE I dot4_small(I sum, I weights, I x) { return _mm512_add_epi32(sum, add_pairs(_mm512_maddubs_epi16(weights, x))); }
+INLINE I dot4(I sum, I weights, I x) {
+    const I w = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
+    const I signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return dot4_small(sum, _mm512_abs_epi8(w), signed_x);
 }
+#endif
 // sum + the products of two bfloat16 per lane
 INLINE F dot2(F sum, I weights, I x) {
 #if defined(__AVX512BF16__)

@@ -135,6 +135,11 @@ INLINE I dot4(I sum, I weights, I x) {
     return sum;
 #endif
 }
+constexpr bool WEIGHTS_LESS_128 = false;
+INLINE I dot4_small(I sum, I weights, I x) { return dot4(sum, weights, x); }
+INLINE I dot4_nibbles(I sum, I weights, I x) { return dot4(sum, weights, x); }
+INLINE I finish_nibbles(I start, I sum) { return start + sum; }
+
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));
     sum = mul_add(as_float(shift_left(weights, 16)), as_float(shift_left(x, 16)), sum);
