@@ -10,7 +10,6 @@ namespace octavo::OCTAVO_VARIANT {
 namespace {
 
 constexpr float LOWEST = -3.402823466e38f, TINY = 1.17549435e-38f;
-constexpr int ROW_CHUNK = 4;
 
 // The rows (query, head) that one work item computes, and the positions that they see.
 struct Rows {
@@ -115,18 +114,12 @@ void score_blocks(const HeadBlock* blocks, const float* q, int head_dim, float* 
     }
 }
 
-template <CacheKind KIND, int BLOCKS>
+template <CacheKind KIND, int BLOCKS, int ROWS = ATTENTION_CHUNK>
 INLINE void score_rows(const HeadBlock* blocks, const float* q, int rows, int head_dim, float* scores) {
-    for (int r = 0; r < rows; r += ROW_CHUNK) {
-        const float* at = q + r * head_dim;
-        float* to = scores + r * PARTITION_TOKENS;
-        switch (rows - r) {
-            case 1: score_blocks<KIND, 1, BLOCKS>(blocks, at, head_dim, to); break;
-            case 2: score_blocks<KIND, 2, BLOCKS>(blocks, at, head_dim, to); break;
-            case 3: score_blocks<KIND, 3, BLOCKS>(blocks, at, head_dim, to); break;
-            default: score_blocks<KIND, ROW_CHUNK, BLOCKS>(blocks, at, head_dim, to); break;
-        }
+    for (; rows >= ROWS; rows -= ROWS, q += ROWS * head_dim, scores += ROWS * PARTITION_TOKENS) {
+        score_blocks<KIND, ROWS, BLOCKS>(blocks, q, head_dim, scores);
     }
+    if constexpr (ROWS > 1) score_rows<KIND, BLOCKS, ROWS - 1>(blocks, q, rows, head_dim, scores);
 }
 
 template <CacheKind KIND>
@@ -184,16 +177,36 @@ INLINE void scale_weights(const Rows& rows, const Span& span, float* scores) {
     }
 }
 
-// 16 dimensions of one token's value.
+// 16 dimensions of an even token's value, and of the next one's.
 template <CacheKind KIND>
-INLINE F load_value(const uint8_t* values, int token, int d, int head_dim) {
+INLINE void load_values(const uint8_t* values, int token, int d, int head_dim, F& even, F& odd) {
     if constexpr (KIND == CACHE_F32) {
-        return load(reinterpret_cast<const float*>(values) + token * head_dim + d);
+        even = load(reinterpret_cast<const float*>(values) + token * head_dim + d);
+        odd = load(reinterpret_cast<const float*>(values) + (token + 1) * head_dim + d);
     } else if constexpr (KIND == CACHE_BF16) {
         const I both = load_int(values + (token / 2 * head_dim + d) * 4);
-        return as_float(token % 2 ? and_int(both, set1_int(static_cast<int32_t>(0xffff0000u))) : shift_left(both, 16));
+        even = as_float(shift_left(both, 16));
+        odd = as_float(and_int(both, set1_int(static_cast<int32_t>(0xffff0000u))));
     } else {
-        return load_int8(reinterpret_cast<const int8_t*>(values) + token * head_dim + d);
+        even = load_int8(reinterpret_cast<const int8_t*>(values) + token * head_dim + d);
+        odd = load_int8(reinterpret_cast<const int8_t*>(values) + (token + 1) * head_dim + d);
+    }
+}
+
+// Add a pair of tokens, or the one of them that the span begins or ends with: the other may be anybody's.
+template <CacheKind KIND, bool EVEN, bool ODD, int ROWS, int VECTORS>
+INLINE void add_values(const uint8_t* values, int token, int d, int head_dim, const float* weights, F (&sum)[ROWS][VECTORS]) {
+    F even[VECTORS], odd[VECTORS];
+    UNROLL for (int v = 0; v < VECTORS; ++v) load_values<KIND>(values, token, d + v * 16, head_dim, even[v], odd[v]);
+    UNROLL for (int r = 0; r < ROWS; ++r) {
+        if constexpr (EVEN) {
+            const F weight = set1(weights[r * PARTITION_TOKENS]);
+            UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = mul_add(even[v], weight, sum[r][v]);
+        }
+        if constexpr (ODD) {
+            const F weight = set1(weights[r * PARTITION_TOKENS + 1]);
+            UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = mul_add(odd[v], weight, sum[r][v]);
+        }
     }
 }
 
@@ -203,39 +216,30 @@ void weigh_values(const Rows& rows, const Span& span, const float* weights, int 
     const int head_dim = rows.attention.cache.head_dim;
     F sum[ROWS][VECTORS];
     UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = zero();
-    for (int position = span.low; position < span.high;) {
-        const uint8_t* values = block_at(rows, position).values;
-        const int end = position / BLOCK_TOKENS * BLOCK_TOKENS + BLOCK_TOKENS < span.high
-                            ? position / BLOCK_TOKENS * BLOCK_TOKENS + BLOCK_TOKENS
-                            : span.high;
-        for (; position < end; ++position) {
-            F value[VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; ++v) {
-                value[v] = load_value<KIND>(values, position % BLOCK_TOKENS, d + v * 16, head_dim);
-            }
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const F weight = set1(weights[r * PARTITION_TOKENS + position - span.start]);
-                UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = mul_add(value[v], weight, sum[r][v]);
-            }
+    for (int block = span.low / BLOCK_TOKENS * BLOCK_TOKENS; block < span.high; block += BLOCK_TOKENS) {
+        const uint8_t* values = block_at(rows, block).values;
+        const float* at = weights + block - span.start;
+        int token = span.low > block ? span.low - block : 0;
+        const int end = span.high - block < BLOCK_TOKENS ? span.high - block : BLOCK_TOKENS;
+        if (token % 2) {
+            add_values<KIND, false, true>(values, token - 1, d, head_dim, at + token - 1, sum);
+            ++token;
         }
+        for (; token + 1 < end; token += 2) add_values<KIND, true, true>(values, token, d, head_dim, at + token, sum);
+        if (token < end) add_values<KIND, true, false>(values, token, d, head_dim, at + token, sum);
     }
     UNROLL for (int r = 0; r < ROWS; ++r) {
         UNROLL for (int v = 0; v < VECTORS; ++v) store(weighted + r * head_dim + d + v * 16, sum[r][v]);
     }
 }
 
-template <CacheKind KIND, int VECTORS>
-INLINE void weigh_rows(const Rows& rows, const Span& span, const float* weights, int d, float* weighted) {
-    for (int r = 0; r < rows.count; r += ROW_CHUNK) {
-        const float* at = weights + r * PARTITION_TOKENS;
-        float* to = weighted + r * rows.attention.cache.head_dim;
-        switch (rows.count - r) {
-            case 1: weigh_values<KIND, 1, VECTORS>(rows, span, at, d, to); break;
-            case 2: weigh_values<KIND, 2, VECTORS>(rows, span, at, d, to); break;
-            case 3: weigh_values<KIND, 3, VECTORS>(rows, span, at, d, to); break;
-            default: weigh_values<KIND, ROW_CHUNK, VECTORS>(rows, span, at, d, to); break;
-        }
+template <CacheKind KIND, int VECTORS, int ROWS = ATTENTION_CHUNK>
+INLINE void weigh_rows(const Rows& rows, const Span& span, int count, const float* weights, int d, float* weighted) {
+    const int head_dim = rows.attention.cache.head_dim;
+    for (; count >= ROWS; count -= ROWS, weights += ROWS * PARTITION_TOKENS, weighted += ROWS * head_dim) {
+        weigh_values<KIND, ROWS, VECTORS>(rows, span, weights, d, weighted);
     }
+    if constexpr (ROWS > 1) weigh_rows<KIND, VECTORS, ROWS - 1>(rows, span, count, weights, d, weighted);
 }
 
 template <CacheKind KIND>
@@ -247,9 +251,9 @@ void attend_partition(const Rows& rows, int partition, const float* q, float* sc
     int d = 0;
     const int head_dim = rows.attention.cache.head_dim;
     for (; d + 16 * VALUE_VECTORS <= head_dim; d += 16 * VALUE_VECTORS) {
-        weigh_rows<KIND, VALUE_VECTORS>(rows, span, scores, d, partial.weighted);
+        weigh_rows<KIND, VALUE_VECTORS>(rows, span, rows.count, scores, d, partial.weighted);
     }
-    for (; d < head_dim; d += 16) weigh_rows<KIND, 1>(rows, span, scores, d, partial.weighted);
+    for (; d < head_dim; d += 16) weigh_rows<KIND, 1>(rows, span, rows.count, scores, d, partial.weighted);
 }
 
 // left = left merged with right, which follows it

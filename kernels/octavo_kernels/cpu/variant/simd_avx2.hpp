@@ -13,7 +13,7 @@ struct I {
 };
 constexpr int TILE_VECTORS = 1;
 constexpr int QUANT_ROWS = 2, FLOAT_ROWS = 4;
-constexpr int SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
+constexpr int ATTENTION_CHUNK = 4, SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
 
 INLINE __m256i first8(int count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

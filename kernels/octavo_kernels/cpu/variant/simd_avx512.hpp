@@ -9,7 +9,7 @@ using F = __m512;
 using I = __m512i;
 constexpr int TILE_VECTORS = 2;  // registers of 16 output features that a tile holds at once
 constexpr int QUANT_ROWS = 6, FLOAT_ROWS = 8;
-constexpr int SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
+constexpr int ATTENTION_CHUNK = 6, SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
 
 INLINE __mmask16 first(int count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);

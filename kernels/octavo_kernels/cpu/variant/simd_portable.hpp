@@ -12,7 +12,7 @@ typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 constexpr int TILE_VECTORS = 1;
 constexpr int QUANT_ROWS = 2, FLOAT_ROWS = 2;
-constexpr int SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
+constexpr int ATTENTION_CHUNK = 4, SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
 
 INLINE F zero() { return F{}; }
 INLINE F set1(float value) { return F{} + value; }
