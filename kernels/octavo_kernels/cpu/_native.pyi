@@ -22,7 +22,8 @@ class Pool:
     def variant(self) -> str: ...
 
 class Weight:
-    """A packed weight [n, k]; `gate_up` weights hold n / 2 gate and n / 2 up features. `data` is kept, not copied."""
+    """A packed weight [n, k]; `gate_up` weights hold n / 2 gate and n / 2 up features. `data` is kept, not
+    copied; it should begin with a cache line (64 bytes)."""
 
     def __init__(
         self, layout: str, zero_shift: int, n: int, k: int, gate_up: bool, data: NDArray[np.uint8]

@@ -30,7 +30,9 @@ struct Runner {
 
 // One call into the kernels: other Python threads run meanwhile, other calls wait.
 struct Call {
-    explicit Call(Runner& runner) : lock(runner.pool.mutex(), std::defer_lock), parallel(runner.pool.parallel()) { lock.lock(); }
+    explicit Call(Runner& runner) : lock(runner.pool.mutex(), std::defer_lock), parallel(runner.pool.parallel()) {
+        lock.lock();
+    }
     nb::gil_scoped_release release;
     std::unique_lock<std::mutex> lock;
     Parallel parallel;

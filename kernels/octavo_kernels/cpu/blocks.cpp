@@ -25,7 +25,8 @@ void read_nibbles(const std::uint8_t* bytes, GroupCode& code) {
 
 // The fifth bits of 32 weights.
 void add_fifth_bits(const std::uint8_t* bits, GroupCode& code) {
-    for (int i = 0; i < 32; ++i) code.quants[i] = static_cast<std::uint8_t>(code.quants[i] | (bits[i / 8] >> (i % 8) & 1) << 4);
+    for (int i = 0; i < 32; ++i)
+        code.quants[i] = static_cast<std::uint8_t>(code.quants[i] | (bits[i / 8] >> (i % 8) & 1) << 4);
 }
 
 // Blocks of 32: scale, minimum if `minima`, 32 fifth bits if `fifth`, nibbles.
@@ -79,7 +80,8 @@ GroupCode read_q6_k(const std::uint8_t* block, std::size_t j) {
         code.quants[i] = static_cast<std::uint8_t>(nibble | (high[i] >> (2 * quarter) & 3) << 4);
     }
     const float d = half_at(block + 208);
-    for (std::size_t s = 0; s < 2; ++s) code.scale[s] = d * static_cast<float>(static_cast<std::int8_t>(block[192 + j * 2 + s]));
+    for (std::size_t s = 0; s < 2; ++s)
+        code.scale[s] = d * static_cast<float>(static_cast<std::int8_t>(block[192 + j * 2 + s]));
     return code;
 }
 
@@ -109,8 +111,8 @@ std::size_t source_row_bytes(const std::string& source, std::size_t k) {
     if (source == "Q6_K") block = 256, bytes = 210;
     if (bytes == 0) throw std::invalid_argument("Weights of kind " + source + " are unknown.");
     if (k % block) {
-        throw std::invalid_argument("Rows of " + std::to_string(k) + " weights are not whole blocks of " + source + ": use a multiple of " +
-                                    std::to_string(block) + ".");
+        throw std::invalid_argument("Rows of " + std::to_string(k) + " weights are not whole blocks of " + source +
+                                    ": use a multiple of " + std::to_string(block) + ".");
     }
     return k / block * bytes;
 }

@@ -50,8 +50,9 @@ const Kernels& choose_variant() {
         if (wanted == std::string(variant->name)) return *variant;
         names += (names.empty() ? "" : ", ") + std::string(variant->name);
     }
-    throw std::runtime_error("OCTAVO_CPU_ISA is " + std::string(wanted) + ", which this machine cannot run or Octavo does not have; use one of " +
-                             names + ", or leave it unset for the fastest.");
+    throw std::runtime_error("OCTAVO_CPU_ISA is " + std::string(wanted) +
+                             ", which this machine cannot run or Octavo does not have; use one of " + names +
+                             ", or leave it unset for the fastest.");
 }
 
 }  // namespace octavo

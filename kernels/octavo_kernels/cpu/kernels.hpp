@@ -6,9 +6,9 @@
 
 namespace octavo {
 
-constexpr int PANEL = 32;            // output features that are packed together
-constexpr int GROUP = 32;            // input features that share a scale
-constexpr int BLOCK_TOKENS = 16;     // tokens of a cache block
+constexpr int PANEL = 32;         // output features that are packed together
+constexpr int GROUP = 32;         // input features that share a scale
+constexpr int BLOCK_TOKENS = 16;  // tokens of a cache block
 constexpr int PARTITION_TOKENS = 256;
 
 // Runs item(job, index, thread) for every index below count, on the caller's thread and the pool's.
@@ -103,8 +103,8 @@ struct QueryTile {
 };
 
 struct Attention {
-    const float* q;  // [T, heads, head_dim]
-    float* out;      // the same
+    const float* q;                  // [T, heads, head_dim]
+    float* out;                      // the same
     const int32_t* positions;        // [T]
     const int32_t* context_lengths;  // [R]
     const int32_t* block_tables;     // [R, max_blocks]
@@ -120,7 +120,7 @@ struct Attention {
     float* scratch;   // [threads, attention_scratch_floats(head_dim)]
     int64_t scratch_stride;
 };
-constexpr int ATTENTION_ROWS = 16;  // at most heads of a group, or queries * heads of a group
+constexpr int ATTENTION_ROWS = 16;               // at most heads of a group, or queries * heads of a group
 int64_t attention_scratch_floats(int head_dim);  // a thread's: queries, scores, two partial results
 
 struct Kernels {

@@ -9,14 +9,15 @@
 namespace octavo {
 namespace {
 
-void rms_norm(Runner& runner, In2 x, In1 weight, float eps, Out2 out, std::optional<In2> residual, std::optional<Out2> total) {
+void rms_norm(Runner& runner, In2 x, In1 weight, float eps, Out2 out, std::optional<In2> residual,
+              std::optional<Out2> total) {
     const std::size_t rows = x.shape(0), width = x.shape(1);
     require_shape(weight, "weight", {width});
     require_shape(out, "out", {rows, width});
     if (residual) require_shape(*residual, "residual", {rows, width});
     if (total) require_shape(*total, "total", {rows, width});
-    const RmsNorm norm{x.data(), data_or_null(residual), weight.data(), data_or_null(total), out.data(),
-                       static_cast<int>(rows), static_cast<int>(width), eps};
+    const RmsNorm norm{x.data(),   data_or_null(residual), weight.data(),           data_or_null(total),
+                       out.data(), static_cast<int>(rows), static_cast<int>(width), eps};
     Call call(runner);
     runner.kernels.rms_norm(call.parallel, norm);
 }
@@ -46,8 +47,9 @@ NB_MODULE(_native, module) {
         .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("spin_us") = 50)
         .def_prop_ro("threads", [](const Runner& runner) { return runner.pool.threads(); })
         .def_prop_ro("variant", [](const Runner& runner) { return runner.kernels.name; });
-    module.def("rms_norm", &rms_norm, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"),
-               nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(), nb::arg("total").noconvert() = nb::none());
+    module.def("rms_norm", &rms_norm, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
+               nb::arg("eps"), nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
+               nb::arg("total").noconvert() = nb::none());
     module.def("silu_mul", &silu_mul, nb::arg("pool"), nb::arg("gate_up").noconvert(), nb::arg("out").noconvert());
     bind_linear(module);
     bind_attention(module);

@@ -21,16 +21,23 @@ struct CacheLayout {
     int kv_heads, head_dim;
 
     CacheLayout(const std::string& dtype, int kv_heads, int head_dim)
-        : kind(dtype == "f32" ? CACHE_F32 : dtype == "bf16" ? CACHE_BF16 : CACHE_INT8), kv_heads(kv_heads), head_dim(head_dim) {
-        require(dtype == "f32" || dtype == "bf16" || dtype == "int8", "The cache's type is f32, bf16 or int8, not " + dtype + ".");
+        : kind(dtype == "f32"    ? CACHE_F32
+               : dtype == "bf16" ? CACHE_BF16
+                                 : CACHE_INT8),
+          kv_heads(kv_heads),
+          head_dim(head_dim) {
+        require(dtype == "f32" || dtype == "bf16" || dtype == "int8",
+                "The cache's type is f32, bf16 or int8, not " + dtype + ".");
         require(kv_heads > 0, "A cache has at least one key/value head.");
-        require(head_dim > 0 && head_dim % 16 == 0 && head_dim <= 512,
-                "A head of " + std::to_string(head_dim) + " dimensions is not supported: use a multiple of 16 up to 512.");
+        require(
+            head_dim > 0 && head_dim % 16 == 0 && head_dim <= 512,
+            "A head of " + std::to_string(head_dim) + " dimensions is not supported: use a multiple of 16 up to 512.");
     }
     std::size_t block_bytes() const {
         const std::size_t element = kind == CACHE_F32 ? 4 : kind == CACHE_BF16 ? 2 : 1;
         const std::size_t scales = kind == CACHE_INT8 ? 2 * BLOCK_TOKENS * sizeof(float) : 0;
-        return static_cast<std::size_t>(kv_heads) * (2 * static_cast<std::size_t>(head_dim) * BLOCK_TOKENS * element + scales);
+        return static_cast<std::size_t>(kv_heads) *
+               (2 * static_cast<std::size_t>(head_dim) * BLOCK_TOKENS * element + scales);
     }
     Cache over(const CacheBytes& bytes) const {
         require(bytes.shape(1) == block_bytes() && bytes.stride(1) == 1 && bytes.stride(0) % 4 == 0,
@@ -39,8 +46,8 @@ struct CacheLayout {
     }
 };
 
-void rope_and_cache(Runner& runner, In3 qkv, In2 cos, In2 sin, Slots slots, Out3 q_out, CacheBytes bytes, const CacheLayout& layout,
-                    std::optional<In1> q_norm, std::optional<In1> k_norm, float eps) {
+void rope_and_cache(Runner& runner, In3 qkv, In2 cos, In2 sin, Slots slots, Out3 q_out, CacheBytes bytes,
+                    const CacheLayout& layout, std::optional<In1> q_norm, std::optional<In1> k_norm, float eps) {
     const std::size_t tokens = qkv.shape(0), d = static_cast<std::size_t>(layout.head_dim);
     const auto kv_heads = static_cast<std::size_t>(layout.kv_heads), heads = q_out.shape(1), half = cos.shape(1);
     require_shape(q_out, "q_out", {tokens, heads, d});
@@ -53,8 +60,18 @@ void rope_and_cache(Runner& runner, In3 qkv, In2 cos, In2 sin, Slots slots, Out3
     if (k_norm) require_shape(*k_norm, "k_norm", {d});
     const auto room = static_cast<std::int64_t>(bytes.shape(0)) * BLOCK_TOKENS;
     for (std::size_t t = 0; t < tokens; ++t) require(slots.data()[t] < room, "A slot lies outside the cache.");
-    const RopeCache job{qkv.data(), data_or_null(q_norm), data_or_null(k_norm), eps, cos.data(), sin.data(), static_cast<int>(half),
-                        slots.data(), q_out.data(), static_cast<int>(tokens), static_cast<int>(heads), layout.over(bytes)};
+    const RopeCache job{qkv.data(),
+                        data_or_null(q_norm),
+                        data_or_null(k_norm),
+                        eps,
+                        cos.data(),
+                        sin.data(),
+                        static_cast<int>(half),
+                        slots.data(),
+                        q_out.data(),
+                        static_cast<int>(tokens),
+                        static_cast<int>(heads),
+                        layout.over(bytes)};
     Call call(runner);
     runner.kernels.rope_cache(call.parallel, job);
 }
@@ -73,8 +90,8 @@ std::vector<QueryTile> cut_tiles(const Int1& row_offsets, int group) {
 }
 
 // Every block that a row's queries see must be there: a wrong table would read another process's secrets or crash.
-void check_tables(const Int1& row_offsets, const Int1& positions, const Int1& contexts, const Int2& tables, std::size_t num_blocks,
-                  int window) {
+void check_tables(const Int1& row_offsets, const Int1& positions, const Int1& contexts, const Int2& tables,
+                  std::size_t num_blocks, int window) {
     const std::size_t rows = contexts.shape(0), width = tables.shape(1);
     require_shape(row_offsets, "row_offsets", {rows + 1});
     require_shape(tables, "block_tables", {rows, width});
@@ -83,7 +100,8 @@ void check_tables(const Int1& row_offsets, const Int1& positions, const Int1& co
     for (std::size_t row = 0; row < rows; ++row) {
         const int begin = row_offsets.data()[row], end = row_offsets.data()[row + 1], context = contexts.data()[row];
         require(begin <= end, "row_offsets must not fall.");
-        require(context <= static_cast<std::int64_t>(width) * BLOCK_TOKENS, "A context is longer than its block table.");
+        require(context <= static_cast<std::int64_t>(width) * BLOCK_TOKENS,
+                "A context is longer than its block table.");
         int low = context, high = -1;
         for (int t = begin; t < end; ++t) {
             const int last = std::min(positions.data()[t], context - 1);
@@ -92,25 +110,29 @@ void check_tables(const Int1& row_offsets, const Int1& positions, const Int1& co
         }
         for (int block = low / BLOCK_TOKENS; block * BLOCK_TOKENS <= high; ++block) {
             const int physical = tables.data()[row * width + static_cast<std::size_t>(block)];
-            require(physical >= 0 && static_cast<std::size_t>(physical) < num_blocks, "A block that a query sees is not in the cache.");
+            require(physical >= 0 && static_cast<std::size_t>(physical) < num_blocks,
+                    "A block that a query sees is not in the cache.");
         }
     }
 }
 
-void paged_attention(Runner& runner, In3 q, CacheBytes bytes, const CacheLayout& layout, Int1 row_offsets, Int1 positions,
-                     Int1 context_lengths, Int2 block_tables, float scale, Out3 out, int window, float softcap) {
+void paged_attention(Runner& runner, In3 q, CacheBytes bytes, const CacheLayout& layout, Int1 row_offsets,
+                     Int1 positions, Int1 context_lengths, Int2 block_tables, float scale, Out3 out, int window,
+                     float softcap) {
     const std::size_t tokens = q.shape(0), heads = q.shape(1), d = static_cast<std::size_t>(layout.head_dim);
     require_shape(q, "q", {tokens, heads, d});
     require_shape(out, "out", {tokens, heads, d});
     require_shape(positions, "positions", {tokens});
-    require(heads > 0 && heads % static_cast<std::size_t>(layout.kv_heads) == 0, "Query heads are a multiple of key/value heads.");
+    require(heads > 0 && heads % static_cast<std::size_t>(layout.kv_heads) == 0,
+            "Query heads are a multiple of key/value heads.");
     require(window >= 0, "A window is 0 (none) or a number of tokens.");
     check_tables(row_offsets, positions, context_lengths, block_tables, bytes.shape(0), window);
     const int group = static_cast<int>(heads) / layout.kv_heads;
     const std::vector<QueryTile> tiles = cut_tiles(row_offsets, group);
     if (tiles.empty()) return;
     int longest = 1;
-    for (std::size_t row = 0; row < context_lengths.shape(0); ++row) longest = std::max(longest, context_lengths.data()[row]);
+    for (std::size_t row = 0; row < context_lengths.shape(0); ++row)
+        longest = std::max(longest, context_lengths.data()[row]);
 
     Attention job{};
     job.q = q.data();
@@ -152,14 +174,16 @@ void bind_attention(nb::module_& module) {
     nb::class_<CacheLayout>(module, "CacheLayout")
         .def(nb::init<const std::string&, int, int>(), nb::arg("dtype"), nb::arg("kv_heads"), nb::arg("head_dim"))
         .def_prop_ro("block_bytes", &CacheLayout::block_bytes);
-    module.def("rope_and_cache", &rope_and_cache, nb::arg("pool"), nb::arg("qkv").noconvert(), nb::arg("cos").noconvert(),
-               nb::arg("sin").noconvert(), nb::arg("slots").noconvert(), nb::arg("q_out").noconvert(), nb::arg("cache").noconvert(),
-               nb::arg("layout"), nb::arg("q_norm").noconvert() = nb::none(), nb::arg("k_norm").noconvert() = nb::none(),
+    module.def("rope_and_cache", &rope_and_cache, nb::arg("pool"), nb::arg("qkv").noconvert(),
+               nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("slots").noconvert(),
+               nb::arg("q_out").noconvert(), nb::arg("cache").noconvert(), nb::arg("layout"),
+               nb::arg("q_norm").noconvert() = nb::none(), nb::arg("k_norm").noconvert() = nb::none(),
                nb::arg("eps") = 1e-6f);
-    module.def("paged_attention", &paged_attention, nb::arg("pool"), nb::arg("q").noconvert(), nb::arg("cache").noconvert(),
-               nb::arg("layout"), nb::arg("row_offsets").noconvert(), nb::arg("positions").noconvert(),
-               nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("scale"),
-               nb::arg("out").noconvert(), nb::arg("window") = 0, nb::arg("softcap") = 0.0f);
+    module.def("paged_attention", &paged_attention, nb::arg("pool"), nb::arg("q").noconvert(),
+               nb::arg("cache").noconvert(), nb::arg("layout"), nb::arg("row_offsets").noconvert(),
+               nb::arg("positions").noconvert(), nb::arg("context_lengths").noconvert(),
+               nb::arg("block_tables").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(), nb::arg("window") = 0,
+               nb::arg("softcap") = 0.0f);
 }
 
 }  // namespace octavo

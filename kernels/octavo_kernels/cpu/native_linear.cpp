@@ -29,7 +29,8 @@ struct Weight {
         }
         require(kind != WEIGHT_KINDS, "There is no packed layout " + layout + ".");
         require(zero_shift >= 0 && zero_shift <= 7, "zero_shift is 0 to 7.");
-        require(n > 0 && k > 0 && (!gate_up || n % 2 == 0), "A weight has at least one row and column, gate and up equally many rows.");
+        require(n > 0 && k > 0 && (!gate_up || n % 2 == 0),
+                "A weight has at least one row and column, gate and up equally many rows.");
         require(quantised() ? k % GROUP == 0 : true, "Rows of quantised weights are whole groups of 32.");
         require(data.shape(0) == packed_bytes(kind, n, k),
                 "The packed weight has " + std::to_string(data.shape(0)) + " bytes where " +
@@ -64,7 +65,8 @@ void pack_into(Runner& runner, const std::string& source, const std::vector<Byte
     pack(call.parallel, source, packing, rows, k, gate_up, out.data());
 }
 
-void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual, std::optional<In1> bias) {
+void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual,
+            std::optional<In1> bias) {
     const std::size_t rows = x.shape(0), k = weight.k;
     require_shape(x, "x", {rows, k});
     require_shape(out, "out", {rows, weight.features()});
@@ -91,7 +93,8 @@ void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional
         gemm.input = input;
     } else {
         auto* input = static_cast<std::int8_t*>(runner.pool.workspace(Pool::INPUT, rows * k));
-        auto* groups = static_cast<QuantGroup*>(runner.pool.workspace(Pool::INPUT_GROUPS, rows * k / GROUP * sizeof(QuantGroup)));
+        auto* groups =
+            static_cast<QuantGroup*>(runner.pool.workspace(Pool::INPUT_GROUPS, rows * k / GROUP * sizeof(QuantGroup)));
         runner.kernels.quantize(call.parallel, x.data(), input, groups, m, ki);
         gemm.input = input;
         gemm.groups = groups;
@@ -114,8 +117,8 @@ void quantize(Runner& runner, In2 x, nb::ndarray<std::int8_t, nb::ndim<2>, nb::c
 
 void bind_linear(nb::module_& module) {
     nb::class_<Weight>(module, "Weight")
-        .def(nb::init<const std::string&, int, std::size_t, std::size_t, bool, Bytes1>(), nb::arg("layout"), nb::arg("zero_shift"),
-             nb::arg("n"), nb::arg("k"), nb::arg("gate_up"), nb::arg("data").noconvert())
+        .def(nb::init<const std::string&, int, std::size_t, std::size_t, bool, Bytes1>(), nb::arg("layout"),
+             nb::arg("zero_shift"), nb::arg("n"), nb::arg("k"), nb::arg("gate_up"), nb::arg("data").noconvert())
         .def_prop_ro("layout", [](const Weight& weight) { return KIND_NAMES[weight.kind]; })
         .def_ro("zero_shift", &Weight::zero_shift)
         .def_ro("n", &Weight::n)
@@ -124,10 +127,11 @@ void bind_linear(nb::module_& module) {
         .def_prop_ro("features", &Weight::features)
         .def_prop_ro("nbytes", [](const Weight& weight) { return weight.data.shape(0); });
     module.def("plan_packing", &plan_packing, nb::arg("source"), nb::arg("n"), nb::arg("k"), nb::arg("target") = "");
-    module.def("pack_into", &pack_into, nb::arg("pool"), nb::arg("source"), nb::arg("planes"), nb::arg("k"), nb::arg("target"),
-               nb::arg("gate_up"), nb::arg("out").noconvert());
-    module.def("linear", &linear, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight"), nb::arg("out").noconvert(),
-               nb::arg("residual").noconvert() = nb::none(), nb::arg("bias").noconvert() = nb::none());
+    module.def("pack_into", &pack_into, nb::arg("pool"), nb::arg("source"), nb::arg("planes"), nb::arg("k"),
+               nb::arg("target"), nb::arg("gate_up"), nb::arg("out").noconvert());
+    module.def("linear", &linear, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight"),
+               nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
+               nb::arg("bias").noconvert() = nb::none());
     module.def("quantize", &quantize, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("values").noconvert(),
                nb::arg("groups").noconvert());
 }

@@ -75,10 +75,12 @@ void pack_group(const Shape& shape, const GroupCode& code, int feature, std::uin
     }
     const std::size_t plane = shape.wide ? 128 : 64;
     for (int s = 0; s < shape.scales; ++s) {
-        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(s) * plane, feature, shape.wide, code.scale[s]);
+        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(s) * plane, feature, shape.wide,
+                    code.scale[s]);
     }
     if (shape.minima) {
-        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(shape.scales) * plane, feature, shape.wide, code.minimum);
+        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(shape.scales) * plane, feature, shape.wide,
+                    code.minimum);
     }
 }
 
@@ -147,9 +149,10 @@ Packing choose_packing(const std::string& source, const std::string& target) {
         if (wanted == "Q4_K") return {U4_MIN_WIDE, 0};
         if (wanted == "Q6_K") return {U8_FINE, 2};
     }
-    throw std::invalid_argument("Weights of kind " + source + " cannot be packed" + (target.empty() ? "" : " as " + target) +
-                                "; use F32, F16 or BF16 with a target of F32, BF16, INT8 or INT4, or one of Q8_0, Q4_0, Q4_1, "
-                                "Q5_0, Q5_1, Q4_K, Q6_K without one.");
+    throw std::invalid_argument(
+        "Weights of kind " + source + " cannot be packed" + (target.empty() ? "" : " as " + target) +
+        "; use F32, F16 or BF16 with a target of F32, BF16, INT8 or INT4, or one of Q8_0, Q4_0, Q4_1, "
+        "Q5_0, Q5_1, Q4_K, Q6_K without one.");
 }
 
 void pack(const Parallel& parallel, const std::string& source, Packing packing, const std::vector<Plane>& planes,

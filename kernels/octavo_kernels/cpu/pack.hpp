@@ -24,8 +24,8 @@ struct Plane {
 // Bytes of a packed matrix [n, k].
 std::size_t packed_bytes(WeightKind kind, std::size_t n, std::size_t k);
 
-// How weights of `source` (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K) are packed; target is "" for their own
-// precision (F16 has none here), or, for float sources, F32, BF16, INT8 or INT4. Throws std::invalid_argument.
+// How weights of `source` (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K) are packed; target is "" for their
+// own precision (F16 has none here), or, for float sources, F32, BF16, INT8 or INT4. Throws std::invalid_argument.
 Packing choose_packing(const std::string& source, const std::string& target);
 
 // Bytes of a row of k weights of `source`. Throws std::invalid_argument if k is not a whole number of its blocks.

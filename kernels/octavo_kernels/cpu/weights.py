@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool, Weight, pack_into, plan_packing
+
+ALIGNMENT: Final = 64
+"""Bytes of a cache line: of a weight that does not begin with one, every load touches two."""
 
 
 def pack(
@@ -23,6 +26,13 @@ def pack(
     rows = [np.ascontiguousarray(plane).view(np.uint8).reshape(plane.shape[0], -1) for plane in planes]
     n = sum(plane.shape[0] for plane in rows)
     layout, zero_shift, size = plan_packing(kind, n, k, target)
-    data = np.empty(size, dtype=np.uint8)
+    data = aligned_bytes(size)
     pack_into(pool, kind, rows, k, target, gate_up, data)
     return Weight(layout, zero_shift, n, k, gate_up, data)
+
+
+def aligned_bytes(size: int) -> NDArray[np.uint8]:
+    """Return uninitialised memory that begins with a cache line."""
+    room = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size]

@@ -29,7 +29,9 @@ void require(bool fine, const char* variant, const std::string& what) {
 
 std::mt19937 generator(1);
 
-float number(float low = -1.0f, float high = 1.0f) { return std::uniform_real_distribution<float>(low, high)(generator); }
+float number(float low = -1.0f, float high = 1.0f) {
+    return std::uniform_real_distribution<float>(low, high)(generator);
+}
 
 std::vector<float> numbers(std::size_t count) {
     std::vector<float> result(count);
@@ -76,24 +78,36 @@ void multiply(const Setting& s, Gemm gemm, const std::vector<float>& x) {
 
 void check_product(const Setting& s, const std::string& target, int rows, int n, int k) {
     const auto columns = static_cast<std::size_t>(k);
-    const std::vector<float> x = numbers(static_cast<std::size_t>(rows) * columns), weights = numbers(static_cast<std::size_t>(n) * columns);
+    const std::vector<float> x = numbers(static_cast<std::size_t>(rows) * columns),
+                             weights = numbers(static_cast<std::size_t>(n) * columns);
     const std::vector<std::uint8_t> source = bytes_of(weights);
     const Packing packing = choose_packing("F32", target);
     std::vector<std::uint8_t> packed(packed_bytes(packing.kind, static_cast<std::size_t>(n), columns));
-    pack(s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}}, columns, false, packed.data());
-    const std::vector<float> bias = numbers(static_cast<std::size_t>(n)), residual = numbers(static_cast<std::size_t>(rows * n));
+    pack(s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}}, columns, false,
+         packed.data());
+    const std::vector<float> bias = numbers(static_cast<std::size_t>(n)),
+                             residual = numbers(static_cast<std::size_t>(rows * n));
     std::vector<float> out(static_cast<std::size_t>(rows * n));
-    Gemm gemm{packing.kind, packing.zero_shift, packed.data(), nullptr, nullptr, rows, n, k,
+    Gemm gemm{packing.kind,
+              packing.zero_shift,
+              packed.data(),
+              nullptr,
+              nullptr,
+              rows,
+              n,
+              k,
               {out.data(), n, residual.data(), n, bias.data(), false}};
     multiply(s, gemm, x);
     const double error = target == "F32" ? 1e-5 : target == "INT4" ? 0.12 : 0.02;
     for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < n; ++c) {
             double sum = 0;
-            for (int i = 0; i < k; ++i) sum += double(x[static_cast<std::size_t>(r * k + i)]) * double(weights[static_cast<std::size_t>(c * k + i)]);
+            for (int i = 0; i < k; ++i)
+                sum += double(x[static_cast<std::size_t>(r * k + i)]) *
+                       double(weights[static_cast<std::size_t>(c * k + i)]);
             sum += double(bias[static_cast<std::size_t>(c)]) + double(residual[static_cast<std::size_t>(r * n + c)]);
-            require(std::fabs(out[static_cast<std::size_t>(r * n + c)] - sum) < error * std::sqrt(double(k)), s.kernels.name,
-                    "the product of " + target);
+            require(std::fabs(out[static_cast<std::size_t>(r * n + c)] - sum) < error * std::sqrt(double(k)),
+                    s.kernels.name, "the product of " + target);
         }
     }
 }
@@ -105,9 +119,17 @@ void check_file_formats(const Setting& s) {
         const Packing packing = choose_packing(source, "");
         std::vector<std::uint8_t> packed(packed_bytes(packing.kind, 2 * n + 16, k));
         packed.resize(packed_bytes(packing.kind, 2 * n, k));
-        pack(s.pool.parallel(), source, packing, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true, packed.data());
+        pack(s.pool.parallel(), source, packing, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
+             packed.data());
         std::vector<float> out(7 * n, 1.0f);
-        Gemm gemm{packing.kind, packing.zero_shift, packed.data(), nullptr, nullptr, 7, 2 * n, k,
+        Gemm gemm{packing.kind,
+                  packing.zero_shift,
+                  packed.data(),
+                  nullptr,
+                  nullptr,
+                  7,
+                  2 * n,
+                  k,
                   {out.data(), n, nullptr, 0, nullptr, true}};
         multiply(s, gemm, numbers(7 * k));
         for (const float value : out) require(value == 0.0f, s.kernels.name, source);
@@ -116,16 +138,22 @@ void check_file_formats(const Setting& s) {
 
 void check_rows(const Setting& s, int rows, int width) {
     const auto size = static_cast<std::size_t>(rows * width);
-    const std::vector<float> x = numbers(size), residual = numbers(size), weight = numbers(static_cast<std::size_t>(width));
+    const std::vector<float> x = numbers(size), residual = numbers(size),
+                             weight = numbers(static_cast<std::size_t>(width));
     std::vector<float> total(size), out(size), activated(size / 2);
-    s.kernels.rms_norm(s.pool.parallel(), {x.data(), residual.data(), weight.data(), total.data(), out.data(), rows, width, 1e-6f});
+    s.kernels.rms_norm(s.pool.parallel(),
+                       {x.data(), residual.data(), weight.data(), total.data(), out.data(), rows, width, 1e-6f});
     for (int r = 0; r < rows; ++r) {
         double squares = 0;
-        for (int i = 0; i < width; ++i) squares += std::pow(double(x[static_cast<std::size_t>(r * width + i)]) + double(residual[static_cast<std::size_t>(r * width + i)]), 2);
+        for (int i = 0; i < width; ++i)
+            squares += std::pow(double(x[static_cast<std::size_t>(r * width + i)]) +
+                                    double(residual[static_cast<std::size_t>(r * width + i)]),
+                                2);
         const double root = std::sqrt(squares / width + 1e-6);
         for (int i = 0; i < width; ++i) {
             const auto at = static_cast<std::size_t>(r * width + i);
-            require(std::fabs(out[at] - (double(x[at]) + double(residual[at])) / root * double(weight[static_cast<std::size_t>(i)])) < 1e-4,
+            require(std::fabs(out[at] - (double(x[at]) + double(residual[at])) / root *
+                                            double(weight[static_cast<std::size_t>(i)])) < 1e-4,
                     s.kernels.name, "the norm");
         }
     }
@@ -133,13 +161,15 @@ void check_rows(const Setting& s, int rows, int width) {
     s.kernels.silu_mul(s.pool.parallel(), x.data(), activated.data(), rows, width / 2);
     for (std::size_t i = 0; i < activated.size(); ++i) {
         const auto half = static_cast<std::size_t>(width / 2);
-        const double gate = double(x[i / half * 2 * half + i % half]), up = double(x[i / half * 2 * half + half + i % half]);
+        const double gate = double(x[i / half * 2 * half + i % half]),
+                     up = double(x[i / half * 2 * half + half + i % half]);
         require(std::fabs(activated[i] - gate / (1 + std::exp(-gate)) * up) < 1e-5, s.kernels.name, "the activation");
     }
 }
 
 // Sequences of the given lengths, whose last `queries` tokens are in the step.
-void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths, int queries, int heads, int kv_heads, int d, int window) {
+void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths, int queries, int heads, int kv_heads,
+                     int d, int window) {
     const int element = kind == CACHE_F32 ? 4 : kind == CACHE_BF16 ? 2 : 1, group = heads / kv_heads;
     const int block_bytes = kv_heads * (2 * d * BLOCK_TOKENS * element + (kind == CACHE_INT8 ? 128 : 0));
     int blocks = 0, longest = 0;
@@ -156,10 +186,12 @@ void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths,
         const int length = lengths[static_cast<std::size_t>(row)];
         for (int b = 0; b < (length + 15) / 16; ++b) tables[static_cast<std::size_t>(row * width + b)] = --next;
         std::vector<std::int64_t> slots;
-        for (int t = 0; t < length; ++t) slots.push_back(std::int64_t(tables[static_cast<std::size_t>(row * width + t / 16)]) * 16 + t % 16);
+        for (int t = 0; t < length; ++t)
+            slots.push_back(std::int64_t(tables[static_cast<std::size_t>(row * width + t / 16)]) * 16 + t % 16);
         all.push_back(numbers(static_cast<std::size_t>(length * (heads + 2 * kv_heads) * d)));
         std::vector<float> q(static_cast<std::size_t>(length * heads * d));
-        s.kernels.rope_cache(s.pool.parallel(), {all.back().data(), nullptr, nullptr, 0, nullptr, nullptr, 0, slots.data(), q.data(), length, heads, cache});
+        s.kernels.rope_cache(s.pool.parallel(), {all.back().data(), nullptr, nullptr, 0, nullptr, nullptr, 0,
+                                                 slots.data(), q.data(), length, heads, cache});
         const int count = std::min(queries, length), each = std::max(1, ATTENTION_ROWS / group);
         for (int i = 0; i < count; i += each) tiles.push_back({row, tokens + i, std::min(each, count - i)});
         for (int t = length - count; t < length; ++t) positions.push_back(t);
@@ -171,9 +203,26 @@ void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths,
     const int slices = (group + ATTENTION_ROWS - 1) / ATTENTION_ROWS, parts = (longest + 255) / 256;
     const std::int64_t stride = attention_scratch_floats(d);
     std::vector<float> scratch(static_cast<std::size_t>(s.pool.threads() * stride));
-    std::vector<float> partials(tiles.size() * static_cast<std::size_t>(kv_heads * slices * parts * ATTENTION_ROWS * (d + 2)));
-    Attention job{q_all.data(), out.data(), positions.data(), contexts.data(), tables.data(), width, tiles.data(),
-                  static_cast<int>(tiles.size()), heads, parts, false, window, 0.25f, 0.0f, cache, nullptr, scratch.data(), stride};
+    std::vector<float> partials(tiles.size() *
+                                static_cast<std::size_t>(kv_heads * slices * parts * ATTENTION_ROWS * (d + 2)));
+    Attention job{q_all.data(),
+                  out.data(),
+                  positions.data(),
+                  contexts.data(),
+                  tables.data(),
+                  width,
+                  tiles.data(),
+                  static_cast<int>(tiles.size()),
+                  heads,
+                  parts,
+                  false,
+                  window,
+                  0.25f,
+                  0.0f,
+                  cache,
+                  nullptr,
+                  scratch.data(),
+                  stride};
     s.kernels.attention(s.pool.parallel(), job);
     job.out = again.data();
     job.split = true;
@@ -185,7 +234,9 @@ void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths,
     for (int row = 0; row < rows; ++row) {
         const int length = lengths[static_cast<std::size_t>(row)];
         const std::vector<float>& x = all[static_cast<std::size_t>(row)];
-        auto element_of = [&](int t, int head, int i) { return double(x[static_cast<std::size_t>((t * (heads + 2 * kv_heads) + head) * d + i)]); };
+        auto element_of = [&](int t, int head, int i) {
+            return double(x[static_cast<std::size_t>((t * (heads + 2 * kv_heads) + head) * d + i)]);
+        };
         for (int t = length - std::min(queries, length); t < length; ++t, ++token) {
             const int first = window && t >= window ? t - window + 1 : 0;
             for (int h = 0; h < heads; ++h) {
@@ -199,7 +250,9 @@ void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths,
                 }
                 for (int i = 0; i < d; ++i, ++at) {
                     double value = 0;
-                    for (int j = first; j <= t; ++j) value += weights[static_cast<std::size_t>(j - first)] * element_of(j, heads + kv_heads + h / group, i);
+                    for (int j = first; j <= t; ++j)
+                        value += weights[static_cast<std::size_t>(j - first)] *
+                                 element_of(j, heads + kv_heads + h / group, i);
                     require(std::fabs(out[at] - value / sum) < error, s.kernels.name, "attention");
                 }
             }
@@ -214,7 +267,8 @@ void check_pool(int threads, int spin_us) {
         auto item = [](void* job, int index, int) { ++static_cast<int*>(job)[index]; };
         pool.parallel().run(&pool, item, seen.data(), static_cast<int>(seen.size()));
         for (const int count : seen) require(count == 1, "pool", "an item's count");
-        if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the workers fall asleep
+        if (round % 500 == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the workers fall asleep
     }
 }
 

@@ -1,8 +1,8 @@
 // Paged attention over block tables, for decode rows and prefill chunks mixed in one call.
 //
-// A context is cut into partitions of 256 tokens counted from position 0. Each gives (largest score, sum of the weights,
-// weighted values), and partitions merge in order, as in FlashAttention's online softmax (Dao et al., 2022). A query's
-// numbers depend on its own position only: what others in its tile see in addition enters as an exact zero.
+// A context is cut into partitions of 256 tokens counted from position 0. Each gives (largest score, sum of the
+// weights, weighted values), and partitions merge in order, as in FlashAttention's online softmax (Dao et al., 2022). A
+// query's numbers depend on its own position only: what others in its tile see in addition enters as an exact zero.
 #include "cache.hpp"
 #include "gemm.hpp"
 
@@ -27,9 +27,7 @@ struct Rows {
 };
 
 // A group of more than 16 heads is cut into slices.
-INLINE int slices(const Attention& a) {
-    return (a.heads / a.cache.kv_heads + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
-}
+INLINE int slices(const Attention& a) { return (a.heads / a.cache.kv_heads + ATTENTION_ROWS - 1) / ATTENTION_ROWS; }
 
 INLINE Rows rows_of(const Attention& a, int item) {
     const int parts = slices(a), per_tile = a.cache.kv_heads * parts, group = a.heads / a.cache.kv_heads;
@@ -95,19 +93,20 @@ INLINE void load_keys(const uint8_t* keys, int d, F& even, F& odd) {
 template <CacheKind KIND, int ROWS, int BLOCKS>
 void score_blocks(const HeadBlock* blocks, const float* q, int head_dim, float* scores) {
     F sum[ROWS][BLOCKS];
-    UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int b = 0; b < BLOCKS; ++b) sum[r][b] = zero();
+    UNROLLED(r, ROWS)
+        UNROLLED(b, BLOCKS) sum[r][b] = zero();
     for (int d = 0; d < head_dim; d += 2) {
-        UNROLL for (int b = 0; b < BLOCKS; ++b) {
+        UNROLLED(b, BLOCKS) {
             F even, odd;
             load_keys<KIND>(blocks[b].keys, d, even, odd);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLLED(r, ROWS) {
                 sum[r][b] = mul_add(even, set1(q[r * head_dim + d]), sum[r][b]);
                 sum[r][b] = mul_add(odd, set1(q[r * head_dim + d + 1]), sum[r][b]);
             }
         }
     }
-    UNROLL for (int b = 0; b < BLOCKS; ++b) {
-        UNROLL for (int r = 0; r < ROWS; ++r) {
+    UNROLLED(b, BLOCKS) {
+        UNROLLED(r, ROWS) {
             if constexpr (KIND == CACHE_INT8) sum[r][b] = mul(sum[r][b], load(blocks[b].key_scales));
             store(scores + r * PARTITION_TOKENS + b * BLOCK_TOKENS, sum[r][b]);
         }
@@ -195,17 +194,18 @@ INLINE void load_values(const uint8_t* values, int token, int d, int head_dim, F
 
 // Add a pair of tokens, or the one of them that the span begins or ends with: the other may be anybody's.
 template <CacheKind KIND, bool EVEN, bool ODD, int ROWS, int VECTORS>
-INLINE void add_values(const uint8_t* values, int token, int d, int head_dim, const float* weights, F (&sum)[ROWS][VECTORS]) {
+INLINE void add_values(const uint8_t* values, int token, int d, int head_dim, const float* weights,
+                       F (&sum)[ROWS][VECTORS]) {
     F even[VECTORS], odd[VECTORS];
-    UNROLL for (int v = 0; v < VECTORS; ++v) load_values<KIND>(values, token, d + v * 16, head_dim, even[v], odd[v]);
-    UNROLL for (int r = 0; r < ROWS; ++r) {
+    UNROLLED(v, VECTORS) load_values<KIND>(values, token, d + v * 16, head_dim, even[v], odd[v]);
+    UNROLLED(r, ROWS) {
         if constexpr (EVEN) {
             const F weight = set1(weights[r * PARTITION_TOKENS]);
-            UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = mul_add(even[v], weight, sum[r][v]);
+            UNROLLED(v, VECTORS) sum[r][v] = mul_add(even[v], weight, sum[r][v]);
         }
         if constexpr (ODD) {
             const F weight = set1(weights[r * PARTITION_TOKENS + 1]);
-            UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = mul_add(odd[v], weight, sum[r][v]);
+            UNROLLED(v, VECTORS) sum[r][v] = mul_add(odd[v], weight, sum[r][v]);
         }
     }
 }
@@ -215,7 +215,8 @@ template <CacheKind KIND, int ROWS, int VECTORS>
 void weigh_values(const Rows& rows, const Span& span, const float* weights, int d, float* weighted) {
     const int head_dim = rows.attention.cache.head_dim;
     F sum[ROWS][VECTORS];
-    UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < VECTORS; ++v) sum[r][v] = zero();
+    UNROLLED(r, ROWS)
+        UNROLLED(v, VECTORS) sum[r][v] = zero();
     for (int block = span.low / BLOCK_TOKENS * BLOCK_TOKENS; block < span.high; block += BLOCK_TOKENS) {
         const uint8_t* values = block_at(rows, block).values;
         const float* at = weights + block - span.start;
@@ -228,8 +229,8 @@ void weigh_values(const Rows& rows, const Span& span, const float* weights, int 
         for (; token + 1 < end; token += 2) add_values<KIND, true, true>(values, token, d, head_dim, at + token, sum);
         if (token < end) add_values<KIND, true, false>(values, token, d, head_dim, at + token, sum);
     }
-    UNROLL for (int r = 0; r < ROWS; ++r) {
-        UNROLL for (int v = 0; v < VECTORS; ++v) store(weighted + r * head_dim + d + v * 16, sum[r][v]);
+    UNROLLED(r, ROWS) {
+        UNROLLED(v, VECTORS) store(weighted + r * head_dim + d + v * 16, sum[r][v]);
     }
 }
 
@@ -327,7 +328,8 @@ void run_whole(void* pointer, int item, int thread) {
 
 INLINE Partial stored_partial(const Attention& a, int item, int partition) {
     const int64_t each = ATTENTION_ROWS * (a.cache.head_dim + 2);
-    return partial_at(a.partials + (static_cast<int64_t>(item) * a.max_partitions + partition) * each, a.cache.head_dim);
+    return partial_at(a.partials + (static_cast<int64_t>(item) * a.max_partitions + partition) * each,
+                      a.cache.head_dim);
 }
 
 template <CacheKind KIND>

@@ -12,17 +12,18 @@ void tile_f32(const Gemm& gemm, int row, int panel, float* sums) {
     const float* weights = static_cast<const float*>(gemm.weights) + static_cast<int64_t>(panel) * k * PANEL;
     for (int column = 0; column < PANEL; column += 16 * V) {
         F sum[ROWS][V];
-        UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) sum[r][v] = zero();
+        UNROLLED(r, ROWS)
+            UNROLLED(v, V) sum[r][v] = zero();
         for (int i = 0; i < k; ++i) {
             F weight[V];
-            UNROLL for (int v = 0; v < V; ++v) weight[v] = load(weights + static_cast<int64_t>(i) * PANEL + column + v * 16);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLLED(v, V) weight[v] = load(weights + static_cast<int64_t>(i) * PANEL + column + v * 16);
+            UNROLLED(r, ROWS) {
                 const F one = set1(x[static_cast<int64_t>(r) * k + i]);
-                UNROLL for (int v = 0; v < V; ++v) sum[r][v] = mul_add(weight[v], one, sum[r][v]);
+                UNROLLED(v, V) sum[r][v] = mul_add(weight[v], one, sum[r][v]);
             }
         }
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-            UNROLL for (int v = 0; v < V; ++v) store(sums + r * PANEL + column + v * 16, sum[r][v]);
+        UNROLLED(r, ROWS) {
+            UNROLLED(v, V) store(sums + r * PANEL + column + v * 16, sum[r][v]);
         }
     }
 }
@@ -32,22 +33,24 @@ void tile_bf16(const Gemm& gemm, int row, int panel, float* sums) {
     constexpr int V = TILE_VECTORS;
     const int pairs = (gemm.k + 1) / 2;
     const uint16_t* x = static_cast<const uint16_t*>(gemm.input) + static_cast<int64_t>(row) * pairs * 2;
-    const uint16_t* weights = static_cast<const uint16_t*>(gemm.weights) + static_cast<int64_t>(panel) * pairs * 2 * PANEL;
+    const uint16_t* weights =
+        static_cast<const uint16_t*>(gemm.weights) + static_cast<int64_t>(panel) * pairs * 2 * PANEL;
     for (int column = 0; column < PANEL; column += 16 * V) {
         F sum[ROWS][V];
-        UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) sum[r][v] = zero();
+        UNROLLED(r, ROWS)
+            UNROLLED(v, V) sum[r][v] = zero();
         for (int i = 0; i < pairs; ++i) {
             I weight[V];
-            UNROLL for (int v = 0; v < V; ++v) {
+            UNROLLED(v, V) {
                 weight[v] = load_int(weights + (static_cast<int64_t>(i) * PANEL + column + v * 16) * 2);
             }
-            UNROLL for (int r = 0; r < ROWS; ++r) {
+            UNROLLED(r, ROWS) {
                 const I two = broadcast4(x + (static_cast<int64_t>(r) * pairs + i) * 2);
-                UNROLL for (int v = 0; v < V; ++v) sum[r][v] = dot2(sum[r][v], weight[v], two);
+                UNROLLED(v, V) sum[r][v] = dot2(sum[r][v], weight[v], two);
             }
         }
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-            UNROLL for (int v = 0; v < V; ++v) store(sums + r * PANEL + column + v * 16, sum[r][v]);
+        UNROLLED(r, ROWS) {
+            UNROLLED(v, V) store(sums + r * PANEL + column + v * 16, sum[r][v]);
         }
     }
 }

@@ -34,7 +34,7 @@ INLINE void load_quants(const uint8_t* record, int step, int column, I (&quants)
             quants[0] = column ? high_nibbles(both) : low_nibbles(both);
         }
     } else {
-        UNROLL for (int v = 0; v < VECTORS; ++v) quants[v] = load_int(record + step * 128 + column * 4 + v * 64);
+        UNROLLED(v, VECTORS) quants[v] = load_int(record + step * 128 + column * 4 + v * 64);
     }
 }
 
@@ -50,7 +50,9 @@ INLINE I add_products(I sum, I quants, I x) {
 template <WeightKind KIND, bool SMALL>
 INLINE I start_of(const Gemm& gemm, const QuantGroup& group, int part) {
     if constexpr (Format<KIND>::minima) return zero_int();
-    const int32_t offset = Format<KIND>::parts == 1 ? group.offset : part ? group.offset - group.offset_low : group.offset_low;
+    const int32_t offset = Format<KIND>::parts == 1 ? group.offset
+                           : part                   ? group.offset - group.offset_low
+                                                    : group.offset_low;
     if constexpr (!SMALL) return set1_int(WEIGHTS_LESS_128 ? 0 : offset);  // zero is 128
     return shift_right(set1_int(offset), gemm.zero_shift);
 }
@@ -62,52 +64,54 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
     const int groups = gemm.k / GROUP;
     const int8_t* values = static_cast<const int8_t*>(gemm.input) + static_cast<int64_t>(row) * gemm.k;
     const QuantGroup* about = gemm.groups + static_cast<int64_t>(row) * groups;
-    const uint8_t* weights = static_cast<const uint8_t*>(gemm.weights) + static_cast<int64_t>(panel) * groups * Of::record_bytes;
+    const uint8_t* weights =
+        static_cast<const uint8_t*>(gemm.weights) + static_cast<int64_t>(panel) * groups * Of::record_bytes;
     for (int column = 0; column < PANEL; column += 16 * V) {
         F sum[ROWS][V];
-        UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) sum[r][v] = zero();
+        UNROLLED(r, ROWS)
+            UNROLLED(v, V) sum[r][v] = zero();
         for (int g = 0; g < groups; ++g) {
             const uint8_t* record = weights + static_cast<int64_t>(g) * Of::record_bytes;
             const int8_t* x = values + g * GROUP;
-            UNROLL for (int part = 0; part < Of::parts; ++part) {
+            UNROLLED(part, Of::parts) {
                 I dots[ROWS][V];
-                UNROLL for (int r = 0; r < ROWS; ++r) {
+                UNROLLED(r, ROWS) {
                     // Sums of nibbles may be narrower, and start with nothing.
                     const I start = Of::nibbles ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
-                    UNROLL for (int v = 0; v < V; ++v) dots[r][v] = start;
+                    UNROLLED(v, V) dots[r][v] = start;
                 }
-                UNROLL for (int step = 0; step < STEPS; ++step) {
+                UNROLLED(step, STEPS) {
                     I quants[V];
                     load_quants<KIND, V>(record, part * STEPS + step, column, quants);
-                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                    UNROLLED(r, ROWS) {
                         const I four = broadcast4(x + r * gemm.k + (part * STEPS + step) * 4);
-                        UNROLL for (int v = 0; v < V; ++v) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
+                        UNROLLED(v, V) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
                     }
                 }
                 if constexpr (Of::nibbles) {
-                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                    UNROLLED(r, ROWS) {
                         const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
-                        UNROLL for (int v = 0; v < V; ++v) dots[r][v] = finish_nibbles(start, dots[r][v]);
+                        UNROLLED(v, V) dots[r][v] = finish_nibbles(start, dots[r][v]);
                     }
                 }
-                UNROLL for (int v = 0; v < V; ++v) {
+                UNROLLED(v, V) {
                     const F scale = Of::load_plane(record, part, column + v * 16);
-                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                    UNROLLED(r, ROWS) {
                         sum[r][v] = fma(set1(about[r * groups + g].scale), mul(scale, to_float(dots[r][v])), sum[r][v]);
                     }
                 }
             }
             if constexpr (Of::minima) {
-                UNROLL for (int v = 0; v < V; ++v) {
+                UNROLLED(v, V) {
                     const F minimum = Of::load_plane(record, 1, column + v * 16);
-                    UNROLL for (int r = 0; r < ROWS; ++r) {
+                    UNROLLED(r, ROWS) {
                         sum[r][v] = fma(set1(about[r * groups + g].scaled_sum), minimum, sum[r][v]);
                     }
                 }
             }
         }
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-            UNROLL for (int v = 0; v < V; ++v) store(sums + r * PANEL + column + v * 16, sum[r][v]);
+        UNROLLED(r, ROWS) {
+            UNROLLED(v, V) store(sums + r * PANEL + column + v * 16, sum[r][v]);
         }
     }
 }

@@ -29,9 +29,7 @@ INLINE F exponential(F x) {
 INLINE F silu(F x) { return div(x, add(set1(1.0f), exponential(sub(zero(), x)))); }
 
 // 1 - 2 / (exp(2x) + 1)
-INLINE F hyperbolic_tangent(F x) {
-    return sub(set1(1.0f), div(set1(2.0f), add(exponential(add(x, x)), set1(1.0f))));
-}
+INLINE F hyperbolic_tangent(F x) { return sub(set1(1.0f), div(set1(2.0f), add(exponential(add(x, x)), set1(1.0f)))); }
 
 // The upper halves of float32, rounded to nearest even; what is not finite becomes NaN.
 INLINE I round_to_bf16(F x) {

@@ -35,7 +35,8 @@ INLINE float quantize_head(const float* x, int width, int8_t* out) {
     memcpy(&largest, &bits, 4);
     const float inverse = 127.0f / largest;
     const bool empty = !(largest < __builtin_huge_valf()) || !(inverse < __builtin_huge_valf());
-    for (int i = 0; i < width; i += 16) store_int8(out + i, empty ? zero_int() : round_int(mul(load(x + i), set1(inverse))));
+    for (int i = 0; i < width; i += 16)
+        store_int8(out + i, empty ? zero_int() : round_int(mul(load(x + i), set1(inverse))));
     return largest / 127.0f;
 }
 

@@ -52,7 +52,8 @@ struct Quantize {
             const F low = load(x + at), high = load(x + at + 16);
             // Magnitudes compare as integers, and NaN as the largest: it ends up in the scale, and so in the result.
             const I magnitude = set1_int(0x7fffffff);
-            const int32_t bits = max_lanes_int(max_int(and_int(as_int(low), magnitude), and_int(as_int(high), magnitude)));
+            const int32_t bits =
+                max_lanes_int(max_int(and_int(as_int(low), magnitude), and_int(as_int(high), magnitude)));
             float largest;
             memcpy(&largest, &bits, 4);
             const float scale = largest / 127.0f, inverse = 127.0f / largest;
@@ -64,7 +65,8 @@ struct Quantize {
             store_int8(values + at, first);
             store_int8(values + at + 16, second);
             const int32_t sum_low = sum_lanes_int(first), sum = sum_low + sum_lanes_int(second);
-            groups[static_cast<int64_t>(r) * (k / GROUP) + g] = {scale, scale * static_cast<float>(sum), -128 * sum, -128 * sum_low};
+            groups[static_cast<int64_t>(r) * (k / GROUP) + g] = {scale, scale * static_cast<float>(sum), -128 * sum,
+                                                                 -128 * sum_low};
         }
     }
 };

@@ -1,5 +1,5 @@
-// Sixteen lanes, whatever the registers' width: kernels are written once, and a lane's sums have the same order in every
-// variant. `fma` rounds once everywhere; `mul_add` rounds as is fastest here.
+// Sixteen lanes, whatever the registers' width: kernels are written once, and a lane's sums have the same order in
+// every variant. `fma` rounds once everywhere; `mul_add` rounds as is fastest here.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 #error "compile with -DOCTAVO_VARIANT=<namespace of the instruction set>"
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+// for (int i = 0; i < count; ++i), without the loop
+#define UNROLLED(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); ++i)
 
 #if defined(__AVX512BW__)
 #include "simd_avx512.hpp"

@@ -80,7 +80,8 @@ INLINE F load_half(const uint16_t* from) {
 }
 INLINE F load_int8(const int8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 INLINE void store_int8(int8_t* to, I value) {
     alignas(32) int32_t lanes[16];
@@ -100,7 +101,8 @@ INLINE I low_nibbles(I bytes) {
 }
 INLINE I high_nibbles(I bytes) {
     const __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(bytes.low, 4), mask), _mm256_and_si256(_mm256_srli_epi16(bytes.high, 4), mask)};
+    return {_mm256_and_si256(_mm256_srli_epi16(bytes.low, 4), mask),
+            _mm256_and_si256(_mm256_srli_epi16(bytes.high, 4), mask)};
 }
 
 // Products of bytes: vpmaddubsw adds two in 16 bits and saturates there, so what is added must be kept small.
@@ -118,7 +120,8 @@ INLINE I dot4_nibbles(I sum16, I weights, I x) {
 }
 INLINE I finish_nibbles(I start, I sum16) { return add_int(start, add_pairs(sum16)); }
 INLINE I dot4_small(I sum, I weights, I x) {
-    return add_int(sum, add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
+    return add_int(sum,
+                   add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
 }
 INLINE I dot4(I sum, I weights, I x) {
     const __m256i less = _mm256_set1_epi8(-128);

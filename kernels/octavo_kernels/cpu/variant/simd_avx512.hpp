@@ -59,11 +59,15 @@ INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
 
-INLINE F load_half(const uint16_t* from) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
+INLINE F load_half(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
 INLINE F load_int8(const int8_t* from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
-INLINE void store_int8(int8_t* to, I value) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(value)); }
+INLINE void store_int8(int8_t* to, I value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(value));
+}
 INLINE void store_uint16(uint16_t* to, I value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(value));
 }
@@ -83,7 +87,9 @@ constexpr bool WEIGHTS_LESS_128 = true;
 INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
 INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }
-INLINE I dot4_small(I sum, I weights, I x) { return _mm512_add_epi32(sum, add_pairs(_mm512_maddubs_epi16(weights, x))); }
+INLINE I dot4_small(I sum, I weights, I x) {
+    return _mm512_add_epi32(sum, add_pairs(_mm512_maddubs_epi16(weights, x)));
+}
 INLINE I dot4(I sum, I weights, I x) {
     const I w = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
     const I signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);

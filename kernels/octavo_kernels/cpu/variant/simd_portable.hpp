@@ -124,7 +124,8 @@ INLINE I dot4(I sum, I weights, I x) {
     memcpy(w, &weights, 64);
     memcpy(a, &x, 64);
     for (int i = 0; i < 4; ++i) {
-        const __m128i even = _mm_madd_epi16(_mm_and_si128(w[i], _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(a[i], 8), 8));
+        const __m128i even =
+            _mm_madd_epi16(_mm_and_si128(w[i], _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(a[i], 8), 8));
         const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(w[i], 8), _mm_srai_epi16(a[i], 8));
         s[i] = _mm_add_epi32(s[i], _mm_add_epi32(even, odd));
     }

@@ -15,6 +15,7 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, rms_norm, silu_mul, rope_cache, attention};
+const Kernels kernels = {
+    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, rms_norm, silu_mul, rope_cache, attention};
 
 }  // namespace octavo::OCTAVO_VARIANT
