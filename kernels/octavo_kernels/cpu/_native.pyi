@@ -66,10 +66,12 @@ def linear(
     out: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
     bias: NDArray[np.float32] | None = None,
+    activation: str = "silu",
 ) -> None:
-    """out [T, features] = x · weightᵀ + bias + residual, or silu(x · gateᵀ) · (x · upᵀ) + residual.
+    """out [T, features] = x · weightᵀ + bias + residual.
 
-    residual may be out.
+    Gated: activation(x · gateᵀ + bias[:features]) · (x · upᵀ + bias[features:]) + residual. activation: silu or
+    gelu_tanh. residual may be out.
     """
 
 def quantize(pool: Pool, x: NDArray[np.float32], values: NDArray[np.int8], groups: NDArray[np.int32]) -> None:

@@ -36,14 +36,17 @@ struct QuantGroup {
     int32_t offset_low;  // the same of the first 16
 };
 
-// out = product + bias + residual, or silu(left half of each panel) * right half + residual
+// How the panels of a gated product are joined: 16 gate features of each, then their 16 up features.
+enum Gate : int32_t { NO_GATE, GATE_SILU, GATE_GELU_TANH };
+
+// out = product + bias + residual, or activation(gate + its bias) * (up + its bias) + residual
 struct Epilogue {
     float* out;
     int64_t out_stride;
     const float* residual;  // may be out, or null
     int64_t residual_stride;
-    const float* bias;  // [N], or null; not with silu_mul
-    bool silu_mul;      // panels hold 16 gate features, then their 16 up features; out has N / 2 columns
+    const float* bias;  // [N], of a gated product first gate's, then up's; or null
+    Gate gate;          // gated: out has N / 2 columns
 };
 
 struct Gemm {

@@ -65,14 +65,16 @@ void pack_into(Runner& runner, const std::string& source, const std::vector<Byte
     pack(call.parallel, source, packing, rows, k, gate_up, out.data());
 }
 
-void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual,
-            std::optional<In1> bias) {
+void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual, std::optional<In1> bias,
+            const std::string& activation) {
     const std::size_t rows = x.shape(0), k = weight.k;
     require_shape(x, "x", {rows, k});
     require_shape(out, "out", {rows, weight.features()});
     if (residual) require_shape(*residual, "residual", {rows, weight.features()});
     if (bias) require_shape(*bias, "bias", {weight.n});
-    require(!bias || !weight.gate_up, "A gated product takes no bias.");
+    require(activation == "silu" || activation == "gelu_tanh",
+            "The activation of a gated product is silu or gelu_tanh, not " + activation + ".");
+    const Gate gate = !weight.gate_up ? NO_GATE : activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
     if (rows == 0) return;
     const int m = static_cast<int>(rows), ki = static_cast<int>(k);
     Gemm gemm{};
@@ -83,7 +85,7 @@ void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional
     gemm.n = static_cast<int>(weight.n);
     gemm.k = ki;
     const auto stride = static_cast<std::int64_t>(weight.features());
-    gemm.epilogue = {out.data(), stride, data_or_null(residual), stride, data_or_null(bias), weight.gate_up};
+    gemm.epilogue = {out.data(), stride, data_or_null(residual), stride, data_or_null(bias), gate};
     Call call(runner);
     if (weight.kind == F32) {
         gemm.input = x.data();
@@ -131,7 +133,7 @@ void bind_linear(nb::module_& module) {
                nb::arg("target"), nb::arg("gate_up"), nb::arg("out").noconvert());
     module.def("linear", &linear, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight"),
                nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
-               nb::arg("bias").noconvert() = nb::none());
+               nb::arg("bias").noconvert() = nb::none(), nb::arg("activation") = "silu");
     module.def("quantize", &quantize, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("values").noconvert(),
                nb::arg("groups").noconvert());
 }

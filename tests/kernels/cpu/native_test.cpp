@@ -1,5 +1,10 @@
 // The kernels without Python, on every variant of this machine, in memory of exactly the size that they may touch: what
 // the sanitizers watch. Results are compared with their definition in double precision.
+//
+//   cmake -G Ninja -B build/sanitize -DOCTAVO_SANITIZE=address,undefined . && ninja -C build/sanitize
+//   build/sanitize/kernels/octavo_kernels/cpu/octavo_cpu_test
+//
+// and once more with -DOCTAVO_SANITIZE=thread; either takes some minutes to compile.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -96,7 +101,7 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
               rows,
               n,
               k,
-              {out.data(), n, residual.data(), n, bias.data(), false}};
+              {out.data(), n, residual.data(), n, bias.data(), NO_GATE}};
     multiply(s, gemm, x);
     const double error = target == "F32" ? 1e-5 : target == "INT4" ? 0.12 : 0.02;
     for (int r = 0; r < rows; ++r) {
@@ -130,7 +135,7 @@ void check_file_formats(const Setting& s) {
                   7,
                   2 * n,
                   k,
-                  {out.data(), n, nullptr, 0, nullptr, true}};
+                  {out.data(), n, nullptr, 0, nullptr, GATE_SILU}};
         multiply(s, gemm, numbers(7 * k));
         for (const float value : out) require(value == 0.0f, s.kernels.name, source);
     }

@@ -96,7 +96,7 @@ def test_a_row_alone_is_the_row_among_others_and_in_chunks(pool: Pool, kind: str
     assert np.array_equal(together, np.concatenate(chunks).view(np.uint32))
 
 
-@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])
 def test_a_row_is_itself_among_two_thousand(pool: Pool, kind: str) -> None:
     weight, _ = weight_of(pool, kind, 40, 256)
     x = inputs(2048, 256)
@@ -143,14 +143,26 @@ def test_bias_and_residual_are_added(pool: Pool, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1", "INT4"])
 @pytest.mark.parametrize("features", [1, 16, 17, 40])
-def test_a_gated_product_is_silu_of_gate_times_up(pool: Pool, kind: str, features: int) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gated_product_is_the_activation_of_gate_times_up(
+    pool: Pool, kind: str, features: int, activation: str
+) -> None:
     source, target, plane, _ = sample(kind, 2 * features, 64)
     gate, up = plane[:features], plane[features:]
-    x = inputs(5, 64)
+    x, bias, residual = inputs(5, 64), inputs(1, 2 * features, 2)[0], inputs(5, features, 3)
     gates, ups = (product(pool, x, pack(pool, source, [half], 64, target)).astype(np.float64) for half in (gate, up))
-    wanted = gates / (1 + np.exp(-gates)) * ups
-    result = product(pool, x, pack(pool, source, [gate, up], 64, target, gate_up=True))
-    np.testing.assert_allclose(result, wanted, rtol=2e-6, atol=1e-6)
+    weight = pack(pool, source, [gate, up], 64, target, gate_up=True)
+    result = product(pool, x, weight, activation=activation)
+    np.testing.assert_allclose(result, activated(activation, gates) * ups, rtol=2e-6, atol=2e-6)
+    biased = activated(activation, gates + bias[:features]) * (ups + bias[features:]) + residual
+    result = product(pool, x, weight, activation=activation, bias=bias, residual=residual)
+    np.testing.assert_allclose(result, biased, rtol=2e-6, atol=2e-6)
+
+
+def activated(activation: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def test_planes_lie_below_each_other(pool: Pool) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import octavo_kernels.cpu
 from octavo_kernels.cpu._native import Pool, linear, variants
 from octavo_kernels.cpu.weights import pack
 
-_SOURCES = Path(octavo_kernels.cpu.__file__).parent / "variant"
+_SOURCES = Path(__file__).parents[3] / "kernels/octavo_kernels/cpu/variant"
 
 
 def test_the_fastest_variant_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-INLINE void finish_columns(const Epilogue& e, float* out, const float* residual, F value, int column, int columns) {
-    if (e.bias) value = add(value, load_first(e.bias + column, columns));
+INLINE F add_bias(F value, const float* bias, int column, int columns) {
+    return bias ? add(value, load_first(bias + column, columns)) : value;
+}
+
+INLINE void write_columns(float* out, const float* residual, F value, int column, int columns) {
     if (residual) value = add(value, load_first(residual + column, columns));
     store_first(out + column, value, columns);
 }
@@ -17,18 +20,21 @@ INLINE void finish_columns(const Epilogue& e, float* out, const float* residual,
 // Write `rows` rows of a panel, held in sums [rows][32].
 INLINE void finish_tile(const Gemm& gemm, const float* sums, int row, int rows, int panel) {
     const Epilogue& e = gemm.epilogue;
-    const int columns = e.silu_mul ? gemm.n / 2 : gemm.n;
-    const int first = panel * (e.silu_mul ? PANEL / 2 : PANEL);
+    const bool gated = e.gate != NO_GATE;
+    const int features = gated ? gemm.n / 2 : gemm.n;
+    const int first = panel * (gated ? PANEL / 2 : PANEL), count = features - first;
     for (int r = 0; r < rows; ++r) {
         float* out = e.out + (row + r) * e.out_stride;
         const float* residual = e.residual ? e.residual + (row + r) * e.residual_stride : nullptr;
-        const F left = load(sums + r * PANEL), right = load(sums + r * PANEL + 16);
-        if (e.silu_mul) {
-            finish_columns(e, out, residual, mul(silu(left), right), first, columns - first);
+        const F left = add_bias(load(sums + r * PANEL), e.bias, first, count), second = load(sums + r * PANEL + 16);
+        if (gated) {
+            const F up = add_bias(second, e.bias, features + first, count);
+            write_columns(out, residual, mul(e.gate == GATE_SILU ? silu(left) : gelu_tanh(left), up), first, count);
             continue;
         }
-        finish_columns(e, out, residual, left, first, columns - first);
-        if (columns - first > 16) finish_columns(e, out, residual, right, first + 16, columns - first - 16);
+        write_columns(out, residual, left, first, count);
+        if (count > 16)
+            write_columns(out, residual, add_bias(second, e.bias, first + 16, count - 16), first + 16, count - 16);
     }
 }
 

@@ -31,6 +31,14 @@ INLINE F silu(F x) { return div(x, add(set1(1.0f), exponential(sub(zero(), x))))
 // 1 - 2 / (exp(2x) + 1)
 INLINE F hyperbolic_tangent(F x) { return sub(set1(1.0f), div(set1(2.0f), add(exponential(add(x, x)), set1(1.0f)))); }
 
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3) (Hendrycks and Gimpel, 2016), written as
+// x / (1 + exp(-2u)): where tanh is near -1 the sum would cancel.
+INLINE F gelu_tanh(F x) {
+    const F cubed = mul(mul(x, x), x);
+    const F minus_2u = mul(fma(cubed, set1(0.044715f), x), set1(-1.5957691216f));
+    return div(x, add(set1(1.0f), exponential(minus_2u)));
+}
+
 // The upper halves of float32, rounded to nearest even; what is not finite becomes NaN.
 INLINE I round_to_bf16(F x) {
     const I bits = as_int(x);
