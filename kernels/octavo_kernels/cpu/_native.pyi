@@ -1,0 +1,140 @@
+"""The types of the C++ module. Arrays are C-contiguous; wrong shapes raise ValueError, wrong types TypeError."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+def variants() -> list[str]:
+    """Return the instruction-set variants that this machine can run, the slowest first."""
+
+class Pool:
+    """`threads` threads (the caller's is one) that run the kernels; each spins for `spin_us` at most, then sleeps.
+
+    Every function below that takes a pool releases the GIL for its whole duration; calls on one pool take turns. The
+    variant is the fastest that the machine can run, or the one that OCTAVO_CPU_ISA names; RuntimeError if it cannot.
+    """
+
+    def __init__(self, threads: int, spin_us: int = 50) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def variant(self) -> str: ...
+
+class Weight:
+    """A packed weight [n, k]; `gate_up` weights hold n / 2 gate and n / 2 up features. `data` is kept, not
+    copied; it should begin with a cache line (64 bytes)."""
+
+    def __init__(
+        self, layout: str, zero_shift: int, n: int, k: int, gate_up: bool, data: NDArray[np.uint8]
+    ) -> None: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def zero_shift(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def gate_up(self) -> bool: ...
+    @property
+    def features(self) -> int:
+        """Columns of a product: n, or n / 2 if gated."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+def plan_packing(source: str, n: int, k: int, target: str = "") -> tuple[str, int, int]:
+    """Return (layout, zero_shift, bytes) of a weight [n, k]."""
+
+def pack_into(
+    pool: Pool,
+    source: str,
+    planes: Sequence[NDArray[np.uint8]],
+    k: int,
+    target: str,
+    gate_up: bool,
+    out: NDArray[np.uint8],
+) -> None:
+    """Pack `planes`, each [rows, bytes per row] as files hold them, below each other into `out`."""
+
+def linear(
+    pool: Pool,
+    x: NDArray[np.float32],
+    weight: Weight,
+    out: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+    bias: NDArray[np.float32] | None = None,
+    activation: str = "silu",
+) -> None:
+    """out [T, features] = x · weightᵀ + bias + residual.
+
+    Gated: activation(x · gateᵀ + bias[:features]) · (x · upᵀ + bias[features:]) + residual. activation: silu or
+    gelu_tanh. residual may be out.
+    """
+
+def quantize(pool: Pool, x: NDArray[np.float32], values: NDArray[np.int8], groups: NDArray[np.int32]) -> None:
+    """Quantise x [T, K] by groups of 32 into values [T, K] and groups [T, K / 32, 4].
+
+    groups: scale and scale · sum as float32 bits, -128 · sum of the group's quants, -128 · sum of its first 16.
+    """
+
+def rms_norm(
+    pool: Pool,
+    x: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    eps: float,
+    out: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+    total: NDArray[np.float32] | None = None,
+) -> None:
+    """total = x + residual; out = total / sqrt(mean(total²) + eps) · weight. x, residual, out, total: [T, d]."""
+
+def silu_mul(pool: Pool, gate_up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out [T, d] = silu(gate) · up of gate_up = [gate | up], [T, 2 · d]."""
+
+class CacheLayout:
+    """How one layer's blocks of 16 tokens lie in memory. dtype: f32, bf16 or int8 (one scale per token and head)."""
+
+    def __init__(self, dtype: str, kv_heads: int, head_dim: int) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+
+def rope_and_cache(
+    pool: Pool,
+    qkv: NDArray[np.float32],
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    q_out: NDArray[np.float32],
+    cache: NDArray[np.uint8],
+    layout: CacheLayout,
+    q_norm: NDArray[np.float32] | None = None,
+    k_norm: NDArray[np.float32] | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Norm (if weights are given) and rotate q and k, write k and v to their slots, and the rotated q to q_out.
+
+    qkv: [T, heads + 2 · kv_heads, head_dim]; cos, sin: [T, r]; slots: [T], block · 16 + offset or -1; q_out: [T, heads,
+    head_dim]; cache: [blocks, block_bytes], each block contiguous.
+    """
+
+def paged_attention(
+    pool: Pool,
+    q: NDArray[np.float32],
+    cache: NDArray[np.uint8],
+    layout: CacheLayout,
+    row_offsets: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    context_lengths: NDArray[np.int32],
+    block_tables: NDArray[np.int32],
+    scale: float,
+    out: NDArray[np.float32],
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """out [T, heads, head_dim] = softmax(scale · q · keysᵀ) · values, each query up to its own position.
+
+    row_offsets: [R + 1]; positions: [T]; context_lengths: [R]; block_tables: [R, max_blocks], -1 where unused.
+    """

@@ -1,0 +1,197 @@
+#include "blocks.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "pack.hpp"
+
+namespace octavo {
+namespace {
+
+float half_at(const std::uint8_t* at) {
+    std::uint16_t half;
+    std::memcpy(&half, at, 2);
+    return half_to_float(half);
+}
+
+// Nibbles of 16 bytes: the low ones are the first 16 weights.
+void read_nibbles(const std::uint8_t* bytes, GroupCode& code) {
+    for (int i = 0; i < 16; ++i) {
+        code.quants[i] = bytes[i] & 15;
+        code.quants[i + 16] = bytes[i] >> 4;
+    }
+}
+
+// The fifth bits of 32 weights.
+void add_fifth_bits(const std::uint8_t* bits, GroupCode& code) {
+    for (int i = 0; i < 32; ++i)
+        code.quants[i] = static_cast<std::uint8_t>(code.quants[i] | (bits[i / 8] >> (i % 8) & 1) << 4);
+}
+
+// Blocks of 32: scale, minimum if `minima`, 32 fifth bits if `fifth`, nibbles.
+GroupCode read_small_block(const std::uint8_t* block, bool minima, bool fifth) {
+    GroupCode code{};
+    code.scale[0] = code.scale[1] = half_at(block);
+    block += 2;
+    if (minima) {
+        code.minimum = half_at(block);
+        block += 2;
+    }
+    read_nibbles(block + (fifth ? 4 : 0), code);
+    if (fifth) add_fifth_bits(block, code);
+    return code;
+}
+
+GroupCode read_q8_0(const std::uint8_t* block) {
+    GroupCode code{};
+    code.scale[0] = code.scale[1] = half_at(block);
+    for (int i = 0; i < 32; ++i) code.quants[i] = static_cast<std::uint8_t>(block[2 + i] ^ 0x80);
+    return code;
+}
+
+// Blocks of 256: two halves, twelve bytes with eight scales and minima of 6 bits, 128 bytes of nibbles.
+GroupCode read_q4_k(const std::uint8_t* block, std::size_t j) {
+    GroupCode code{};
+    const std::uint8_t* packed = block + 4;
+    int scale, minimum;
+    if (j < 4) {
+        scale = packed[j] & 63;
+        minimum = packed[j + 4] & 63;
+    } else {
+        scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        minimum = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4;
+    }
+    code.scale[0] = code.scale[1] = half_at(block) * static_cast<float>(scale);
+    code.minimum = -half_at(block + 2) * static_cast<float>(minimum);
+    const std::uint8_t* bytes = block + 16 + j / 2 * 32;
+    for (int i = 0; i < 32; ++i) code.quants[i] = j % 2 ? bytes[i] >> 4 : bytes[i] & 15;
+    return code;
+}
+
+// Blocks of 256: 128 bytes of low nibbles, 64 of upper pairs of bits, 16 scales of 8 bits, a half.
+GroupCode read_q6_k(const std::uint8_t* block, std::size_t j) {
+    GroupCode code{};
+    const std::size_t part = j / 4, quarter = j % 4;
+    const std::uint8_t* low = block + part * 64 + quarter % 2 * 32;
+    const std::uint8_t* high = block + 128 + part * 32;
+    for (int i = 0; i < 32; ++i) {
+        const int nibble = quarter < 2 ? low[i] & 15 : low[i] >> 4;
+        code.quants[i] = static_cast<std::uint8_t>(nibble | (high[i] >> (2 * quarter) & 3) << 4);
+    }
+    const float d = half_at(block + 208);
+    for (std::size_t s = 0; s < 2; ++s)
+        code.scale[s] = d * static_cast<float>(static_cast<std::int8_t>(block[192 + j * 2 + s]));
+    return code;
+}
+
+}  // namespace
+
+GroupCode read_group(const std::string& source, const std::uint8_t* row, std::size_t g) {
+    if (source == "Q8_0") return read_q8_0(row + g * 34);
+    if (source == "Q4_0") return read_small_block(row + g * 18, false, false);
+    if (source == "Q4_1") return read_small_block(row + g * 20, true, false);
+    if (source == "Q5_0") return read_small_block(row + g * 22, false, true);
+    if (source == "Q5_1") return read_small_block(row + g * 24, true, true);
+    if (source == "Q4_K") return read_q4_k(row + g / 8 * 144, g % 8);
+    if (source == "Q6_K") return read_q6_k(row + g / 8 * 210, g % 8);
+    throw std::invalid_argument("Weights of kind " + source + " have no groups.");
+}
+
+std::size_t source_row_bytes(const std::string& source, std::size_t k) {
+    if (source == "F32") return k * 4;
+    if (source == "F16" || source == "BF16") return k * 2;
+    std::size_t block = 32, bytes = 0;
+    if (source == "Q8_0") bytes = 34;
+    if (source == "Q4_0") bytes = 18;
+    if (source == "Q4_1") bytes = 20;
+    if (source == "Q5_0") bytes = 22;
+    if (source == "Q5_1") bytes = 24;
+    if (source == "Q4_K") block = 256, bytes = 144;
+    if (source == "Q6_K") block = 256, bytes = 210;
+    if (bytes == 0) throw std::invalid_argument("Weights of kind " + source + " are unknown.");
+    if (k % block) {
+        throw std::invalid_argument("Rows of " + std::to_string(k) + " weights are not whole blocks of " + source +
+                                    ": use a multiple of " + std::to_string(block) + ".");
+    }
+    return k / block * bytes;
+}
+
+void read_floats(const std::string& source, const std::uint8_t* row, std::size_t count, float* out) {
+    if (source == "F32") {
+        std::memcpy(out, row, count * 4);
+    } else if (source == "F16") {
+        for (std::size_t i = 0; i < count; ++i) out[i] = half_at(row + i * 2);
+    } else {
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::uint32_t bits = static_cast<std::uint32_t>(row[i * 2] | row[i * 2 + 1] << 8) << 16;
+            std::memcpy(out + i, &bits, 4);
+        }
+    }
+}
+
+GroupCode quantise_int8(const float* values) {
+    GroupCode code{};
+    float largest = 0.0f;
+    for (int i = 0; i < 32; ++i) largest = std::fmax(largest, std::fabs(values[i]));
+    // The quants are of the scale as stored, which was rounded.
+    const float scale = half_to_float(float_to_half(largest / 127.0f));
+    code.scale[0] = code.scale[1] = scale;
+    for (int i = 0; i < 32; ++i) {
+        const float quant = scale > 0.0f ? std::nearbyint(values[i] / scale) : 0.0f;
+        code.quants[i] = static_cast<std::uint8_t>(128.0f + std::fmax(-128.0f, std::fmin(127.0f, quant)));
+    }
+    return code;
+}
+
+GroupCode quantise_int4(const float* values) {
+    GroupCode code{};
+    float low = values[0], high = values[0];
+    for (int i = 1; i < 32; ++i) {
+        low = std::fmin(low, values[i]);
+        high = std::fmax(high, values[i]);
+    }
+    const float scale = half_to_float(float_to_half((high - low) / 15.0f));
+    code.minimum = half_to_float(float_to_half(low));
+    code.scale[0] = code.scale[1] = scale;
+    for (int i = 0; i < 32; ++i) {
+        const float quant = scale > 0.0f ? std::nearbyint((values[i] - code.minimum) / scale) : 0.0f;
+        code.quants[i] = static_cast<std::uint8_t>(std::fmax(0.0f, std::fmin(15.0f, quant)));
+    }
+    return code;
+}
+
+float half_to_float(std::uint16_t half) {
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    float magnitude;
+    if (exponent == 31) {
+        magnitude = mantissa ? NAN : INFINITY;
+    } else if (exponent == 0) {
+        magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    } else {
+        magnitude = std::ldexp(static_cast<float>(mantissa | 1024), exponent - 25);
+    }
+    return half & 0x8000 ? -magnitude : magnitude;
+}
+
+std::uint16_t float_to_half(float value) {
+    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const float magnitude = std::fabs(value);
+    if (std::isnan(value)) return sign | 0x7e00;
+    if (magnitude >= 65520.0f) return sign | 0x7c00;
+    // In units of the last place, which below the smallest normal number is 2^-24.
+    int exponent = -14;
+    if (magnitude >= 6.103515625e-05f) exponent = std::ilogb(magnitude);
+    const float units = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
+    const int bits = ((exponent + 14) << 10) + static_cast<int>(units);
+    return static_cast<std::uint16_t>(sign | bits);
+}
+
+std::uint16_t float_to_bf16(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace octavo

@@ -1,0 +1,140 @@
+// What the variants offer to the rest: plain structs and a table of functions, nothing inline. Every instruction set
+// compiles the sources in variant/ into a namespace of its own; this header is all that they share with other objects,
+// so that the linker never picks a copy that was compiled for instructions which this machine lacks.
+#pragma once
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int PANEL = 32;         // output features that are packed together
+constexpr int GROUP = 32;         // input features that share a scale
+constexpr int BLOCK_TOKENS = 16;  // tokens of a cache block
+constexpr int PARTITION_TOKENS = 256;
+
+// Runs item(job, index, thread) for every index below count, on the caller's thread and the pool's.
+struct Parallel {
+    void* pool;
+    int threads;
+    void (*run)(void* pool, void (*item)(void* job, int index, int thread), void* job, int count);
+};
+
+// How weights lie in memory. A matrix [N, K] is cut into panels of 32 output features.
+//   F32:  panel [K][32] floats.
+//   BF16: panel [ceil(K / 2)][32][2] bfloat16.
+//   the others: panel [K / 32] records. A record is the quants, then 32 scales, then 32 minima where there are any.
+//   U8*: quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4).
+//   U4*: quants [8][16][4] bytes; output features 0..15 in the low nibbles, 16..31 in the high ones.
+//   Scales and minima are float16, or float32 (U8_FINE, U4_MIN_WIDE). U8_FINE has two scales a group: [2][32].
+// A weight is scale * (quant - zero) + minimum, with zero = 128 >> zero_shift, and no zero where there are minima.
+enum WeightKind : int32_t { F32, BF16, U8, U8_MIN, U8_FINE, U4, U4_MIN, U4_MIN_WIDE, WEIGHT_KINDS };
+
+// What a row's group of 32 activations, quantised to -127..127, has beside its bytes.
+struct QuantGroup {
+    float scale;         // activation = scale * quant
+    float scaled_sum;    // scale * sum of the quants
+    int32_t offset;      // -128 * sum of the quants
+    int32_t offset_low;  // the same of the first 16
+};
+
+// How the panels of a gated product are joined: 16 gate features of each, then their 16 up features.
+enum Gate : int32_t { NO_GATE, GATE_SILU, GATE_GELU_TANH };
+
+// out = product + bias + residual, or activation(gate + its bias) * (up + its bias) + residual
+struct Epilogue {
+    float* out;
+    int64_t out_stride;
+    const float* residual;  // may be out, or null
+    int64_t residual_stride;
+    const float* bias;  // [N], of a gated product first gate's, then up's; or null
+    Gate gate;          // gated: out has N / 2 columns
+};
+
+struct Gemm {
+    WeightKind kind;
+    int zero_shift;
+    const void* weights;
+    // F32: float [rows, K]; BF16: uint16_t [rows, K rounded up to 2]; otherwise int8_t [rows, K], with groups.
+    const void* input;
+    const QuantGroup* groups;  // [rows, K / 32]
+    int rows, n, k;
+    Epilogue epilogue;
+};
+
+// total = x + residual; out = total / sqrt(mean(total^2) + eps) * weight
+struct RmsNorm {
+    const float* x;
+    const float* residual;  // or null
+    const float* weight;
+    float* total;  // or null
+    float* out;
+    int rows, width;
+    float eps;
+};
+
+enum CacheKind : int32_t { CACHE_F32, CACHE_BF16, CACHE_INT8, CACHE_KINDS };
+
+// One layer's cache: blocks of 16 tokens, block_bytes each. A block holds its kv heads one after the other, and a head
+//   keys   F32, INT8: [head_dim][16]      BF16: [head_dim / 2][16][2]
+//   values F32, INT8: [16][head_dim]      BF16: [8][head_dim][2]
+//   INT8 only: float key scales [16], value scales [16]
+struct Cache {
+    uint8_t* data;
+    int64_t block_bytes;
+    CacheKind kind;
+    int kv_heads, head_dim;
+};
+
+// Norms (if weights are given) and rotates q and k of qkv = [T, heads + 2 * kv_heads, head_dim], writes k and v to the
+// cache and the rotated q to q_out [T, heads, head_dim].
+struct RopeCache {
+    const float* qkv;
+    const float* q_norm;  // [head_dim], or null
+    const float* k_norm;
+    float eps;
+    const float* cos;  // [T, half]
+    const float* sin;
+    int half;
+    const int64_t* slots;  // [T], -1: written nowhere
+    float* q_out;
+    int tokens, heads;
+    Cache cache;
+};
+
+// A few queries of one sequence, next to each other in the step.
+struct QueryTile {
+    int32_t row, begin, count;
+};
+
+struct Attention {
+    const float* q;                  // [T, heads, head_dim]
+    float* out;                      // the same
+    const int32_t* positions;        // [T]
+    const int32_t* context_lengths;  // [R]
+    const int32_t* block_tables;     // [R, max_blocks]
+    int64_t max_blocks;
+    const QueryTile* tiles;
+    int num_tiles, heads;
+    int max_partitions;  // of any tile
+    bool split;          // partitions are computed on their own and merged afterwards: same numbers, more parallelism
+    int window;          // 0: all
+    float scale, softcap;
+    Cache cache;
+    float* partials;  // if split: [tiles, kv_heads, max_partitions, ATTENTION_ROWS, head_dim + 2]
+    float* scratch;   // [threads, attention_scratch_floats(head_dim)]
+    int64_t scratch_stride;
+};
+constexpr int ATTENTION_ROWS = 16;               // at most heads of a group, or queries * heads of a group
+int64_t attention_scratch_floats(int head_dim);  // a thread's: queries, scores, two partial results
+
+struct Kernels {
+    const char* name;
+    void (*gemm)(const Parallel&, const Gemm&);
+    void (*to_bf16)(const Parallel&, const float* x, uint16_t* out, int rows, int k);
+    void (*quantize)(const Parallel&, const float* x, int8_t* values, QuantGroup* groups, int rows, int k);
+    void (*rms_norm)(const Parallel&, const RmsNorm&);
+    void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
+    void (*rope_cache)(const Parallel&, const RopeCache&);
+    void (*attention)(const Parallel&, const Attention&);
+};
+
+}  // namespace octavo

@@ -1,0 +1,141 @@
+// Packed weights and the matrix product, as Python sees them.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "binding.hpp"
+#include "pack.hpp"
+
+namespace octavo {
+namespace {
+
+using Bytes1 = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutBytes1 = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u8_min", "u8_fine", "u4", "u4_min", "u4_min_wide"};
+
+// A packed weight [n, k]. Its bytes belong to the array that it was made from, which it keeps alive.
+struct Weight {
+    WeightKind kind;
+    int zero_shift;
+    std::size_t n, k;
+    bool gate_up;
+    Bytes1 data;
+
+    Weight(const std::string& layout, int zero_shift, std::size_t n, std::size_t k, bool gate_up, Bytes1 data)
+        : kind(WEIGHT_KINDS), zero_shift(zero_shift), n(n), k(k), gate_up(gate_up), data(data) {
+        for (int i = 0; i < WEIGHT_KINDS; ++i) {
+            if (layout == KIND_NAMES[i]) kind = static_cast<WeightKind>(i);
+        }
+        require(kind != WEIGHT_KINDS, "There is no packed layout " + layout + ".");
+        require(zero_shift >= 0 && zero_shift <= 7, "zero_shift is 0 to 7.");
+        require(n > 0 && k > 0 && (!gate_up || n % 2 == 0),
+                "A weight has at least one row and column, gate and up equally many rows.");
+        require(quantised() ? k % GROUP == 0 : true, "Rows of quantised weights are whole groups of 32.");
+        require(data.shape(0) == packed_bytes(kind, n, k),
+                "The packed weight has " + std::to_string(data.shape(0)) + " bytes where " +
+                    std::to_string(packed_bytes(kind, n, k)) + " are needed: pack it again.");
+    }
+    bool quantised() const { return kind != F32 && kind != BF16; }
+    std::size_t features() const { return gate_up ? n / 2 : n; }
+};
+
+nb::tuple plan_packing(const std::string& source, std::size_t n, std::size_t k, const std::string& target) {
+    const Packing packing = choose_packing(source, target);
+    const bool floats = packing.kind == F32 || packing.kind == BF16;
+    require(floats || k % GROUP == 0, "Rows of " + std::to_string(k) + " weights are not whole groups of 32.");
+    return nb::make_tuple(KIND_NAMES[packing.kind], packing.zero_shift, packed_bytes(packing.kind, n, k));
+}
+
+void pack_into(Runner& runner, const std::string& source, const std::vector<Bytes2>& planes, std::size_t k,
+               const std::string& target, bool gate_up, OutBytes1 out) {
+    const Packing packing = choose_packing(source, target);
+    const std::size_t row_bytes = source_row_bytes(source, k);
+    require(gate_up ? planes.size() == 2 && planes[0].shape(0) == planes[1].shape(0) : !planes.empty(),
+            "Gate and up are two planes of equal height.");
+    std::vector<Plane> rows;
+    std::size_t n = 0;
+    for (const Bytes2& plane : planes) {
+        require_shape(plane, "plane", {plane.shape(0), row_bytes});
+        rows.push_back({plane.data(), plane.shape(0), row_bytes});
+        n += plane.shape(0);
+    }
+    require_shape(out, "out", {packed_bytes(packing.kind, n, k)});
+    Call call(runner);
+    pack(call.parallel, source, packing, rows, k, gate_up, out.data());
+}
+
+void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual, std::optional<In1> bias,
+            const std::string& activation) {
+    const std::size_t rows = x.shape(0), k = weight.k;
+    require_shape(x, "x", {rows, k});
+    require_shape(out, "out", {rows, weight.features()});
+    if (residual) require_shape(*residual, "residual", {rows, weight.features()});
+    if (bias) require_shape(*bias, "bias", {weight.n});
+    require(activation == "silu" || activation == "gelu_tanh",
+            "The activation of a gated product is silu or gelu_tanh, not " + activation + ".");
+    const Gate gate = !weight.gate_up ? NO_GATE : activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
+    if (rows == 0) return;
+    const int m = static_cast<int>(rows), ki = static_cast<int>(k);
+    Gemm gemm{};
+    gemm.kind = weight.kind;
+    gemm.zero_shift = weight.zero_shift;
+    gemm.weights = weight.data.data();
+    gemm.rows = m;
+    gemm.n = static_cast<int>(weight.n);
+    gemm.k = ki;
+    const auto stride = static_cast<std::int64_t>(weight.features());
+    gemm.epilogue = {out.data(), stride, data_or_null(residual), stride, data_or_null(bias), gate};
+    Call call(runner);
+    if (weight.kind == F32) {
+        gemm.input = x.data();
+    } else if (weight.kind == BF16) {
+        auto* input = static_cast<std::uint16_t*>(runner.pool.workspace(Pool::INPUT, rows * (k + 1) * 2));
+        runner.kernels.to_bf16(call.parallel, x.data(), input, m, ki);
+        gemm.input = input;
+    } else {
+        auto* input = static_cast<std::int8_t*>(runner.pool.workspace(Pool::INPUT, rows * k));
+        auto* groups =
+            static_cast<QuantGroup*>(runner.pool.workspace(Pool::INPUT_GROUPS, rows * k / GROUP * sizeof(QuantGroup)));
+        runner.kernels.quantize(call.parallel, x.data(), input, groups, m, ki);
+        gemm.input = input;
+        gemm.groups = groups;
+    }
+    runner.kernels.gemm(call.parallel, gemm);
+}
+
+void quantize(Runner& runner, In2 x, nb::ndarray<std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> values,
+              nb::ndarray<std::int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu> groups) {
+    const std::size_t rows = x.shape(0), k = x.shape(1);
+    require(k % GROUP == 0, "Rows of " + std::to_string(k) + " activations are not whole groups of 32.");
+    require_shape(values, "values", {rows, k});
+    require_shape(groups, "groups", {rows, k / GROUP, 4});
+    Call call(runner);
+    runner.kernels.quantize(call.parallel, x.data(), values.data(), reinterpret_cast<QuantGroup*>(groups.data()),
+                            static_cast<int>(rows), static_cast<int>(k));
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module) {
+    nb::class_<Weight>(module, "Weight")
+        .def(nb::init<const std::string&, int, std::size_t, std::size_t, bool, Bytes1>(), nb::arg("layout"),
+             nb::arg("zero_shift"), nb::arg("n"), nb::arg("k"), nb::arg("gate_up"), nb::arg("data").noconvert())
+        .def_prop_ro("layout", [](const Weight& weight) { return KIND_NAMES[weight.kind]; })
+        .def_ro("zero_shift", &Weight::zero_shift)
+        .def_ro("n", &Weight::n)
+        .def_ro("k", &Weight::k)
+        .def_ro("gate_up", &Weight::gate_up)
+        .def_prop_ro("features", &Weight::features)
+        .def_prop_ro("nbytes", [](const Weight& weight) { return weight.data.shape(0); });
+    module.def("plan_packing", &plan_packing, nb::arg("source"), nb::arg("n"), nb::arg("k"), nb::arg("target") = "");
+    module.def("pack_into", &pack_into, nb::arg("pool"), nb::arg("source"), nb::arg("planes"), nb::arg("k"),
+               nb::arg("target"), nb::arg("gate_up"), nb::arg("out").noconvert());
+    module.def("linear", &linear, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight"),
+               nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
+               nb::arg("bias").noconvert() = nb::none(), nb::arg("activation") = "silu");
+    module.def("quantize", &quantize, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("values").noconvert(),
+               nb::arg("groups").noconvert());
+}
+
+}  // namespace octavo

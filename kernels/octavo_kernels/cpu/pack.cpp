@@ -1,0 +1,176 @@
+#include "pack.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "blocks.hpp"
+
+namespace octavo {
+namespace {
+
+struct Shape {
+    std::size_t quant_bytes;
+    int scales;  // planes of 32
+    bool minima, wide;
+};
+
+Shape shape_of(WeightKind kind) {
+    switch (kind) {
+        case U8: return {1024, 1, false, false};
+        case U8_MIN: return {1024, 1, true, false};
+        case U8_FINE: return {1024, 2, false, true};
+        case U4: return {512, 1, false, false};
+        case U4_MIN: return {512, 1, true, false};
+        case U4_MIN_WIDE: return {512, 1, true, true};
+        default: throw std::invalid_argument("This kind of weight has no records.");
+    }
+}
+
+std::size_t record_bytes(const Shape& shape) {
+    return shape.quant_bytes + static_cast<std::size_t>(shape.scales + shape.minima) * (shape.wide ? 128 : 64);
+}
+
+struct Job {
+    std::string source;
+    Packing packing;
+    const std::vector<Plane>* planes;
+    std::size_t n, k;
+    bool gate_up;
+    std::uint8_t* out;
+};
+
+// The source of a packed output feature, or null for padding.
+const std::uint8_t* source_row(const Job& job, std::size_t feature) {
+    const std::vector<Plane>& planes = *job.planes;
+    if (job.gate_up) {
+        const Plane& plane = planes[feature % PANEL / 16];
+        const std::size_t row = feature / PANEL * 16 + feature % 16;
+        return row < plane.rows ? plane.data + row * plane.row_bytes : nullptr;
+    }
+    for (const Plane& plane : planes) {
+        if (feature < plane.rows) return plane.data + feature * plane.row_bytes;
+        feature -= plane.rows;
+    }
+    return nullptr;
+}
+
+void write_scale(std::uint8_t* plane, int feature, bool wide, float value) {
+    if (wide) {
+        std::memcpy(plane + feature * 4, &value, 4);
+    } else {
+        const std::uint16_t half = float_to_half(value);
+        std::memcpy(plane + feature * 2, &half, 2);
+    }
+}
+
+void pack_group(const Shape& shape, const GroupCode& code, int feature, std::uint8_t* record) {
+    for (int i = 0; i < GROUP; ++i) {
+        if (shape.quant_bytes == 1024) {
+            record[i / 4 * 128 + feature * 4 + i % 4] = code.quants[i];
+        } else {
+            std::uint8_t& byte = record[i / 4 * 64 + feature % 16 * 4 + i % 4];
+            byte = static_cast<std::uint8_t>(byte | code.quants[i] << (feature < 16 ? 0 : 4));
+        }
+    }
+    const std::size_t plane = shape.wide ? 128 : 64;
+    for (int s = 0; s < shape.scales; ++s) {
+        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(s) * plane, feature, shape.wide,
+                    code.scale[s]);
+    }
+    if (shape.minima) {
+        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(shape.scales) * plane, feature, shape.wide,
+                    code.minimum);
+    }
+}
+
+void pack_quantised_panel(const Job& job, std::size_t panel) {
+    const Shape shape = shape_of(job.packing.kind);
+    const std::size_t groups = job.k / GROUP, bytes = record_bytes(shape);
+    std::uint8_t* records = job.out + panel * groups * bytes;
+    std::memset(records, 0, groups * bytes);
+    const bool quantise = job.source == "F32" || job.source == "F16" || job.source == "BF16";
+    std::vector<float> values(quantise ? job.k : 0);
+    for (int feature = 0; feature < PANEL; ++feature) {
+        const std::uint8_t* row = source_row(job, panel * PANEL + static_cast<std::size_t>(feature));
+        if (row == nullptr) continue;
+        if (quantise) read_floats(job.source, row, job.k, values.data());
+        for (std::size_t g = 0; g < groups; ++g) {
+            const GroupCode code = !quantise                    ? read_group(job.source, row, g)
+                                   : job.packing.kind == U4_MIN ? quantise_int4(values.data() + g * GROUP)
+                                                                : quantise_int8(values.data() + g * GROUP);
+            pack_group(shape, code, feature, records + g * bytes);
+        }
+    }
+}
+
+void pack_float_panel(const Job& job, std::size_t panel) {
+    const bool bf16 = job.packing.kind == BF16;
+    const std::size_t width = bf16 ? (job.k + 1) / 2 * 2 : job.k;
+    std::uint8_t* out = job.out + panel * width * PANEL * (bf16 ? 2 : 4);
+    std::memset(out, 0, width * PANEL * (bf16 ? 2 : 4));
+    std::vector<float> values(job.k);
+    for (std::size_t feature = 0; feature < PANEL; ++feature) {
+        const std::uint8_t* row = source_row(job, panel * PANEL + feature);
+        if (row == nullptr) continue;
+        read_floats(job.source, row, job.k, values.data());
+        for (std::size_t i = 0; i < job.k; ++i) {
+            if (bf16) {
+                const std::uint16_t bits = float_to_bf16(values[i]);
+                std::memcpy(out + ((i / 2 * PANEL + feature) * 2 + i % 2) * 2, &bits, 2);
+            } else {
+                std::memcpy(out + (i * PANEL + feature) * 4, &values[i], 4);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+std::size_t packed_bytes(WeightKind kind, std::size_t n, std::size_t k) {
+    const std::size_t panels = (n + PANEL - 1) / PANEL;
+    if (kind == F32) return panels * k * PANEL * 4;
+    if (kind == BF16) return panels * ((k + 1) / 2) * PANEL * 4;
+    return panels * (k / GROUP) * record_bytes(shape_of(kind));
+}
+
+Packing choose_packing(const std::string& source, const std::string& target) {
+    const bool floats = source == "F32" || source == "F16" || source == "BF16";
+    const std::string wanted = target.empty() ? source : target;
+    if (floats || wanted == source) {
+        if (wanted == "F32") return {F32, 0};
+        if (wanted == "BF16") return {BF16, 0};
+        if (wanted == "INT8" || wanted == "Q8_0") return {U8, 0};
+        if (wanted == "INT4") return {U4_MIN, 0};
+        if (wanted == "Q4_0") return {U4, 4};
+        if (wanted == "Q4_1") return {U4_MIN, 0};
+        if (wanted == "Q5_0") return {U8, 3};
+        if (wanted == "Q5_1") return {U8_MIN, 0};
+        if (wanted == "Q4_K") return {U4_MIN_WIDE, 0};
+        if (wanted == "Q6_K") return {U8_FINE, 2};
+    }
+    throw std::invalid_argument(
+        "Weights of kind " + source + " cannot be packed" + (target.empty() ? "" : " as " + target) +
+        "; use F32, F16 or BF16 with a target of F32, BF16, INT8 or INT4, or one of Q8_0, Q4_0, Q4_1, "
+        "Q5_0, Q5_1, Q4_K, Q6_K without one.");
+}
+
+void pack(const Parallel& parallel, const std::string& source, Packing packing, const std::vector<Plane>& planes,
+          std::size_t k, bool gate_up, std::uint8_t* out) {
+    std::size_t n = 0;
+    for (const Plane& plane : planes) n += plane.rows;
+    // Gate and up are padded to whole sixteens each.
+    if (gate_up) n = (planes[0].rows + 15) / 16 * PANEL;
+    Job job{source, packing, &planes, n, k, gate_up, out};
+    auto call = [](void* pointer, int panel, int) {
+        const Job& all = *static_cast<const Job*>(pointer);
+        if (all.packing.kind == F32 || all.packing.kind == BF16) {
+            pack_float_panel(all, static_cast<std::size_t>(panel));
+        } else {
+            pack_quantised_panel(all, static_cast<std::size_t>(panel));
+        }
+    };
+    parallel.run(parallel.pool, call, &job, static_cast<int>((n + PANEL - 1) / PANEL));
+}
+
+}  // namespace octavo

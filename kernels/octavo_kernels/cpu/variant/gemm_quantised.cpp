@@ -1,0 +1,147 @@
+// Products of quantised weights and quantised activations. Within a group of 32 the sum is an exact integer; groups are
+// added in order, each with one fused multiply-add: the same bits in every variant.
+#include "gemm.hpp"
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+template <WeightKind KIND>
+struct Format {
+    static constexpr bool nibbles = KIND == U4 || KIND == U4_MIN || KIND == U4_MIN_WIDE;
+    static constexpr bool minima = KIND == U8_MIN || KIND == U4_MIN || KIND == U4_MIN_WIDE;
+    static constexpr bool wide = KIND == U8_FINE || KIND == U4_MIN_WIDE;
+    static constexpr int parts = KIND == U8_FINE ? 2 : 1;  // of a group, with a scale each
+    static constexpr int quant_bytes = nibbles ? 512 : 1024;
+    static constexpr int plane_bytes = wide ? 128 : 64;  // 32 scales, or minima
+    static constexpr int record_bytes = quant_bytes + (parts + minima) * plane_bytes;
+
+    INLINE F load_plane(const uint8_t* record, int plane, int column) {
+        const uint8_t* at = record + quant_bytes + plane * plane_bytes;
+        if constexpr (wide) return load(reinterpret_cast<const float*>(at) + column);
+        return load_half(reinterpret_cast<const uint16_t*>(at) + column);
+    }
+};
+
+// Four input features of each output feature: those of `step` for 16 * VECTORS features from `column` on.
+template <WeightKind KIND, int VECTORS>
+INLINE void load_quants(const uint8_t* record, int step, int column, I (&quants)[VECTORS]) {
+    if constexpr (Format<KIND>::nibbles) {
+        const I both = load_int(record + step * 64);
+        if constexpr (VECTORS == 2) {
+            quants[0] = low_nibbles(both);
+            quants[1] = high_nibbles(both);
+        } else {
+            quants[0] = column ? high_nibbles(both) : low_nibbles(both);
+        }
+    } else {
+        UNROLLED(v, VECTORS) quants[v] = load_int(record + step * 128 + column * 4 + v * 64);
+    }
+}
+
+// sums with four more products per lane; SMALL: quants are at most 63
+template <WeightKind KIND, bool SMALL>
+INLINE I add_products(I sum, I quants, I x) {
+    if constexpr (Format<KIND>::nibbles) return dot4_nibbles(sum, quants, x);
+    if constexpr (SMALL) return dot4_small(sum, quants, x);
+    return dot4(sum, quants, x);
+}
+
+// What a part's sum begins with: -zero * the sum of its activations.
+template <WeightKind KIND, bool SMALL>
+INLINE I start_of(const Gemm& gemm, const QuantGroup& group, int part) {
+    if constexpr (Format<KIND>::minima) return zero_int();
+    const int32_t offset = Format<KIND>::parts == 1 ? group.offset
+                           : part                   ? group.offset - group.offset_low
+                                                    : group.offset_low;
+    if constexpr (!SMALL) return set1_int(WEIGHTS_LESS_128 ? 0 : offset);  // zero is 128
+    return shift_right(set1_int(offset), gemm.zero_shift);
+}
+
+template <WeightKind KIND, bool SMALL, int ROWS>
+void tile(const Gemm& gemm, int row, int panel, float* sums) {
+    using Of = Format<KIND>;
+    constexpr int V = TILE_VECTORS, STEPS = 8 / Of::parts;
+    const int groups = gemm.k / GROUP;
+    const int8_t* values = static_cast<const int8_t*>(gemm.input) + static_cast<int64_t>(row) * gemm.k;
+    const QuantGroup* about = gemm.groups + static_cast<int64_t>(row) * groups;
+    const uint8_t* weights =
+        static_cast<const uint8_t*>(gemm.weights) + static_cast<int64_t>(panel) * groups * Of::record_bytes;
+    for (int column = 0; column < PANEL; column += 16 * V) {
+        F sum[ROWS][V];
+        UNROLLED(r, ROWS)
+            UNROLLED(v, V) sum[r][v] = zero();
+        for (int g = 0; g < groups; ++g) {
+            const uint8_t* record = weights + static_cast<int64_t>(g) * Of::record_bytes;
+            const int8_t* x = values + g * GROUP;
+            UNROLLED(part, Of::parts) {
+                I dots[ROWS][V];
+                UNROLLED(r, ROWS) {
+                    // Sums of nibbles may be narrower, and start with nothing.
+                    const I start = Of::nibbles ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
+                    UNROLLED(v, V) dots[r][v] = start;
+                }
+                UNROLLED(step, STEPS) {
+                    I quants[V];
+                    load_quants<KIND, V>(record, part * STEPS + step, column, quants);
+                    UNROLLED(r, ROWS) {
+                        const I four = broadcast4(x + r * gemm.k + (part * STEPS + step) * 4);
+                        UNROLLED(v, V) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
+                    }
+                }
+                if constexpr (Of::nibbles) {
+                    UNROLLED(r, ROWS) {
+                        const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
+                        UNROLLED(v, V) dots[r][v] = finish_nibbles(start, dots[r][v]);
+                    }
+                }
+                UNROLLED(v, V) {
+                    const F scale = Of::load_plane(record, part, column + v * 16);
+                    UNROLLED(r, ROWS) {
+                        sum[r][v] = fma(set1(about[r * groups + g].scale), mul(scale, to_float(dots[r][v])), sum[r][v]);
+                    }
+                }
+            }
+            if constexpr (Of::minima) {
+                UNROLLED(v, V) {
+                    const F minimum = Of::load_plane(record, 1, column + v * 16);
+                    UNROLLED(r, ROWS) {
+                        sum[r][v] = fma(set1(about[r * groups + g].scaled_sum), minimum, sum[r][v]);
+                    }
+                }
+            }
+        }
+        UNROLLED(r, ROWS) {
+            UNROLLED(v, V) store(sums + r * PANEL + column + v * 16, sum[r][v]);
+        }
+    }
+}
+
+template <WeightKind KIND, bool SMALL, int... ROWS>
+struct TilesOf {
+    static constexpr TileFunction by_rows[] = {tile<KIND, SMALL, ROWS>...};
+};
+
+template <WeightKind KIND, bool SMALL = true>
+void run(const Parallel& parallel, const Gemm& gemm) {
+    if constexpr (QUANT_ROWS == 2) {
+        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2>::by_rows, 2}, gemm.k);
+    } else {
+        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2, 3, 4, 5, 6>::by_rows, 6}, gemm.k);
+    }
+}
+
+}  // namespace
+
+void gemm_quantised(const Parallel& parallel, const Gemm& gemm) {
+    switch (gemm.kind) {
+        case U8: return gemm.zero_shift == 0 ? run<U8, false>(parallel, gemm) : run<U8>(parallel, gemm);
+        case U8_MIN: return run<U8_MIN>(parallel, gemm);
+        case U8_FINE: return run<U8_FINE>(parallel, gemm);
+        case U4: return run<U4>(parallel, gemm);
+        case U4_MIN: return run<U4_MIN>(parallel, gemm);
+        case U4_MIN_WIDE: return run<U4_MIN_WIDE>(parallel, gemm);
+        default: return;
+    }
+}
+
+}  // namespace octavo::OCTAVO_VARIANT

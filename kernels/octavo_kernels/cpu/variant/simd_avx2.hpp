@@ -1,0 +1,164 @@
+// Sixteen lanes in two AVX2 registers.
+#pragma once
+#include <immintrin.h>
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+struct F {
+    __m256 low, high;
+};
+struct I {
+    __m256i low, high;
+};
+constexpr int TILE_VECTORS = 1;
+constexpr int QUANT_ROWS = 2, FLOAT_ROWS = 4;
+constexpr int ATTENTION_CHUNK = 4, SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
+
+INLINE __m256i first8(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE F set1(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+INLINE F load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+INLINE F load_first(const float* from, int count) {
+    return {_mm256_maskload_ps(from, first8(count)), _mm256_maskload_ps(from + 8, first8(count - 8))};
+}
+INLINE void store(float* to, F value) {
+    _mm256_storeu_ps(to, value.low);
+    _mm256_storeu_ps(to + 8, value.high);
+}
+INLINE void store_first(float* to, F value, int count) {
+    _mm256_maskstore_ps(to, first8(count), value.low);
+    _mm256_maskstore_ps(to + 8, first8(count - 8), value.high);
+}
+INLINE F add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+INLINE F sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+INLINE F mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+INLINE F div(F a, F b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+INLINE F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
+INLINE F mul_add(F a, F b, F c) { return fma(a, b, c); }
+INLINE F max(F a, F b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+INLINE F min(F a, F b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+INLINE F zero_below(F value, F a, F limit) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(a.low, limit.low, _CMP_LT_OQ), value.low),
+            _mm256_andnot_ps(_mm256_cmp_ps(a.high, limit.high, _CMP_LT_OQ), value.high)};
+}
+INLINE F keep_between(F value, int low, int high, F other) {
+    const __m256 left = _mm256_castsi256_ps(_mm256_andnot_si256(first8(low), first8(high)));
+    const __m256 right = _mm256_castsi256_ps(_mm256_andnot_si256(first8(low - 8), first8(high - 8)));
+    return {_mm256_blendv_ps(other.low, value.low, left), _mm256_blendv_ps(other.high, value.high, right)};
+}
+INLINE float square_root(float value) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(value))); }
+
+INLINE I zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE I set1_int(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+INLINE I load_int(const void* from) {
+    const __m256i* both = static_cast<const __m256i*>(from);
+    return {_mm256_loadu_si256(both), _mm256_loadu_si256(both + 1)};
+}
+INLINE I broadcast4(const void* from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return set1_int(four);
+}
+INLINE I add_int(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+INLINE I max_int(I a, I b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+INLINE I shift_left(I a, int bits) { return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)}; }
+INLINE I shift_right(I a, int bits) { return {_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits)}; }
+INLINE I and_int(I a, I b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
+INLINE I or_int(I a, I b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+INLINE F as_float(I a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
+INLINE I as_int(F a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
+INLINE F to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+INLINE I round_int(F a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
+
+INLINE F load_half(const uint16_t* from) {
+    const __m128i* both = reinterpret_cast<const __m128i*>(from);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(both)), _mm256_cvtph_ps(_mm_loadu_si128(both + 1))};
+}
+INLINE F load_int8(const int8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+INLINE void store_int8(int8_t* to, I value) {
+    alignas(32) int32_t lanes[16];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), value.high);
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<int8_t>(lanes[i]);
+}
+INLINE void store_uint16(uint16_t* to, I value) {
+    alignas(32) int32_t lanes[16];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), value.high);
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<uint16_t>(lanes[i]);
+}
+INLINE I low_nibbles(I bytes) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(bytes.low, mask), _mm256_and_si256(bytes.high, mask)};
+}
+INLINE I high_nibbles(I bytes) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(bytes.low, 4), mask),
+            _mm256_and_si256(_mm256_srli_epi16(bytes.high, 4), mask)};
+}
+
+// Products of bytes: vpmaddubsw adds two in 16 bits and saturates there, so what is added must be kept small.
+//   NIBBLES: 8 * 2 * 15 * 127 fits: the sums of a whole group stay in 16 bits.
+//   BYTES up to 63: 2 * 63 * 127 fits, and is widened at once.
+//   BYTES up to 255: the weights are taken less 128, as magnitudes with their signs moved to x; 2 * 128 * 127 fits.
+constexpr bool WEIGHTS_LESS_128 = true;
+INLINE I add_pairs(I a) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(a.low, ones), _mm256_madd_epi16(a.high, ones)};
+}
+INLINE I dot4_nibbles(I sum16, I weights, I x) {
+    return {_mm256_add_epi16(sum16.low, _mm256_maddubs_epi16(weights.low, x.low)),
+            _mm256_add_epi16(sum16.high, _mm256_maddubs_epi16(weights.high, x.high))};
+}
+INLINE I finish_nibbles(I start, I sum16) { return add_int(start, add_pairs(sum16)); }
+INLINE I dot4_small(I sum, I weights, I x) {
+    return add_int(sum,
+                   add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
+}
+INLINE I dot4(I sum, I weights, I x) {
+    const __m256i less = _mm256_set1_epi8(-128);
+    const I w = {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
+    return dot4_small(sum, {_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)},
+                      {_mm256_sign_epi8(x.low, w.low), _mm256_sign_epi8(x.high, w.high)});
+}
+INLINE F dot2(F sum, I weights, I x) {
+    const I upper = set1_int(static_cast<int32_t>(0xffff0000u));
+    sum = fma(as_float(shift_left(weights, 16)), as_float(shift_left(x, 16)), sum);
+    return fma(as_float(and_int(weights, upper)), as_float(and_int(x, upper)), sum);
+}
+
+INLINE float sum_lanes(F a) {
+    const __m256 eight = _mm256_add_ps(a.low, a.high);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
+}
+INLINE float max_lanes(F a) {
+    const __m256 eight = _mm256_max_ps(a.low, a.high);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+}
+INLINE int32_t max_lanes_int(I a) {
+    const __m256i eight = _mm256_max_epi32(a.low, a.high);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+INLINE int32_t sum_lanes_int(I a) {
+    const __m256i eight = _mm256_add_epi32(a.low, a.high);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_VARIANT

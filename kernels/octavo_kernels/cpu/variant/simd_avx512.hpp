@@ -1,0 +1,121 @@
+// Sixteen lanes in one AVX-512 register.
+#pragma once
+#include <immintrin.h>
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+using F = __m512;
+using I = __m512i;
+constexpr int TILE_VECTORS = 2;  // registers of 16 output features that a tile holds at once
+constexpr int QUANT_ROWS = 6, FLOAT_ROWS = 8;
+constexpr int ATTENTION_CHUNK = 6, SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
+
+INLINE __mmask16 first(int count) {
+    return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);
+}
+
+INLINE F zero() { return _mm512_setzero_ps(); }
+INLINE F set1(float value) { return _mm512_set1_ps(value); }
+INLINE F load(const float* from) { return _mm512_loadu_ps(from); }
+INLINE F load_first(const float* from, int count) { return _mm512_maskz_loadu_ps(first(count), from); }
+INLINE void store(float* to, F value) { _mm512_storeu_ps(to, value); }
+INLINE void store_first(float* to, F value, int count) { _mm512_mask_storeu_ps(to, first(count), value); }
+INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+// Both return b where either is NaN.
+INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+// 0 where a < limit, otherwise the value
+INLINE F zero_below(F value, F a, F limit) {
+    return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ), _mm512_setzero_ps());
+}
+// Lanes from low up to high keep their value, the others get `other`.
+INLINE F keep_between(F value, int low, int high, F other) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(first(high) & ~first(low)), other, value);
+}
+INLINE float square_root(float value) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(value))); }
+
+INLINE I zero_int() { return _mm512_setzero_si512(); }
+INLINE I set1_int(int32_t value) { return _mm512_set1_epi32(value); }
+INLINE I load_int(const void* from) { return _mm512_loadu_si512(from); }
+INLINE I broadcast4(const void* from) {
+    int32_t four;
+    memcpy(&four, from, 4);
+    return _mm512_set1_epi32(four);
+}
+INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
+INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
+INLINE I shift_right(I a, int bits) { return _mm512_srai_epi32(a, static_cast<unsigned>(bits)); }
+INLINE I and_int(I a, I b) { return _mm512_and_si512(a, b); }
+INLINE I or_int(I a, I b) { return _mm512_or_si512(a, b); }
+INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
+INLINE I as_int(F a) { return _mm512_castps_si512(a); }
+INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
+
+INLINE F load_half(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+INLINE F load_int8(const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+INLINE void store_int8(int8_t* to, I value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(value));
+}
+INLINE void store_uint16(uint16_t* to, I value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(value));
+}
+INLINE I low_nibbles(I bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+INLINE I high_nibbles(I bytes) { return _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15)); }
+
+// sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
+#if defined(__AVX512VNNI__)
+constexpr bool WEIGHTS_LESS_128 = false;
+INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I dot4_nibbles(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I finish_nibbles(I start, I sum) { return _mm512_add_epi32(start, sum); }
+#else
+// vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
+constexpr bool WEIGHTS_LESS_128 = true;
+INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
+INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }
+INLINE I dot4_small(I sum, I weights, I x) {
+    return _mm512_add_epi32(sum, add_pairs(_mm512_maddubs_epi16(weights, x)));
+}
+INLINE I dot4(I sum, I weights, I x) {
+    const I w = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
+    const I signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return dot4_small(sum, _mm512_abs_epi8(w), signed_x);
+}
+#endif
+// sum + the products of two bfloat16 per lane
+INLINE F dot2(F sum, I weights, I x) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
+#else
+    const I upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    sum = fma(as_float(shift_left(weights, 16)), as_float(shift_left(x, 16)), sum);
+    return fma(as_float(and_int(weights, upper)), as_float(and_int(x, upper)), sum);
+#endif
+}
+
+INLINE float sum_lanes(F a) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
+}
+INLINE float max_lanes(F a) { return _mm512_reduce_max_ps(a); }
+INLINE int32_t max_lanes_int(I a) { return _mm512_reduce_max_epi32(a); }
+INLINE int32_t sum_lanes_int(I a) { return _mm512_reduce_add_epi32(a); }
+
+}  // namespace
+}  // namespace octavo::OCTAVO_VARIANT

@@ -1,0 +1,21 @@
+// The variant's only symbol that others name.
+#include "gemm.hpp"
+
+#define OCTAVO_STRING2(name) #name
+#define OCTAVO_STRING(name) OCTAVO_STRING2(name)
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+void gemm(const Parallel& parallel, const Gemm& gemm) {
+    if (gemm.kind == F32 || gemm.kind == BF16) return gemm_float(parallel, gemm);
+    gemm_quantised(parallel, gemm);
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, rms_norm, silu_mul, rope_cache, attention};
+
+}  // namespace octavo::OCTAVO_VARIANT

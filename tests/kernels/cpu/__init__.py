@@ -1,0 +1,1 @@
+"""The CPU kernels, on every variant that this machine can run."""

@@ -1,0 +1,228 @@
+"""Matrix products against their definition, row invariance, and equality of the variants."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from octavo_kernels.cpu._native import Pool, Weight, linear, plan_packing, quantize
+from octavo_kernels.cpu.weights import pack
+from tests.kernels.cpu.weight_samples import FLOATS, GGUF_KINDS, QUANTISED, sample, unit
+
+ROWS = (1, 2, 3, 5, 7, 8, 9, 70)
+
+
+def inputs(rows: int, k: int, seed: int = 1) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((rows, k), dtype=np.float32)
+
+
+def product(pool: Pool, x: NDArray[np.float32], weight: Weight, **more: Any) -> NDArray[np.float32]:
+    out = np.full((len(x), weight.features), np.nan, dtype=np.float32)
+    linear(pool, x, weight, out, **more)
+    return out
+
+
+def weight_of(pool: Pool, kind: str, n: int, k: int) -> tuple[Weight, NDArray[np.float32]]:
+    source, target, plane, meaning = sample(kind, n, k)
+    return pack(pool, source, [plane], k, target), meaning
+
+
+def as_computed(kind: str, x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return what the kernel makes of its input: bfloat16, or groups of 32 in 8 bits."""
+    if kind == "F32":
+        return x.astype(np.float64)
+    if kind == "BF16":
+        bits = x.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+        return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    values, scales = quantised(x)
+    return (values * scales[..., None].astype(np.float64)).reshape(x.shape)
+
+
+def quantised(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    groups = x.reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1)
+    with np.errstate(over="ignore"):
+        inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse[np.isinf(inverse)] = 0
+    return np.rint(groups * inverse[..., None]), largest / np.float32(127)
+
+
+def close(result: NDArray[np.float32], wanted: NDArray[np.float64], terms: NDArray[np.float64]) -> bool:
+    """Within float32 rounding of sums whose terms' magnitudes add up to `terms`."""
+    return bool((np.abs(result - wanted) <= 3e-6 * terms + 1e-30).all())
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, *QUANTISED])
+@pytest.mark.parametrize(("n", "blocks"), [(1, 1), (31, 2), (32, 3), (33, 1), (100, 5)])
+def test_a_product_is_that_of_the_weights_as_stored(pool: Pool, kind: str, n: int, blocks: int) -> None:
+    k = unit(kind) * blocks
+    weight, meaning = weight_of(pool, kind, n, k)
+    for rows in ROWS:
+        x = inputs(rows, k)
+        used = as_computed(kind, x)
+        terms = np.abs(used) @ np.abs(meaning.astype(np.float64)).T
+        if kind in GGUF_KINDS or kind == "INT4":
+            terms = terms + np.abs(used).sum(1, keepdims=True)  # offsets and minima cancel
+        assert close(product(pool, x, weight), used @ meaning.astype(np.float64).T, terms)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@given(rows=st.integers(1, 20), n=st.integers(1, 70), k=st.integers(1, 90))
+@settings(max_examples=25, deadline=None)
+def test_floats_take_any_shape(pool: Pool, kind: str, rows: int, n: int, k: int) -> None:
+    weight, meaning = weight_of(pool, kind, n, k)
+    x = inputs(rows, k)
+    used, stored = as_computed(kind, x), meaning.astype(np.float64)
+    assert close(product(pool, x, weight), used @ stored.T, np.abs(used) @ np.abs(stored).T)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, *QUANTISED])
+def test_a_row_alone_is_the_row_among_others_and_in_chunks(pool: Pool, kind: str) -> None:
+    k = 512
+    weight, _ = weight_of(pool, kind, 77, k)
+    x = inputs(64, k)
+    together = product(pool, x, weight).view(np.uint32)
+    alone = np.concatenate([product(pool, x[i : i + 1], weight) for i in range(64)]).view(np.uint32)
+    assert np.array_equal(together, alone)
+    cuts = [0, 3, 10, 11, 37, 64]
+    chunks = [product(pool, x[low:high], weight) for low, high in itertools.pairwise(cuts)]
+    assert np.array_equal(together, np.concatenate(chunks).view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])
+def test_a_row_is_itself_among_two_thousand(pool: Pool, kind: str) -> None:
+    weight, _ = weight_of(pool, kind, 40, 256)
+    x = inputs(2048, 256)
+    together = product(pool, x, weight)
+    for row in (0, 777, 2047):
+        assert np.array_equal(together[row : row + 1], product(pool, x[row : row + 1], weight))
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_products_are_the_same_in_every_variant(pools: dict[str, Pool], kind: str) -> None:
+    k = 768
+    source, target, plane, _ = sample(kind, 96, k)
+    x = inputs(9, k) * np.float32(37)
+    results = {}
+    for name, pool in pools.items():
+        plain = product(pool, x, pack(pool, source, [plane], k, target))
+        gated = product(pool, x, pack(pool, source, [plane[:48], plane[48:]], k, target, gate_up=True))
+        results[name] = np.concatenate([plain, gated], axis=1).tobytes()
+    assert len(set(results.values())) == 1, {name: hash(result) for name, result in results.items()}
+
+
+def test_bytes_at_their_extremes_do_not_saturate(pool: Pool) -> None:
+    k = 64
+    plane = np.zeros((32, k // 32, 34), dtype=np.uint8)
+    plane[:, :, :2] = np.array([1.0], dtype=np.float16).view(np.uint8)
+    plane[:16, :, 2:], plane[16:, :, 2:] = 127, 0x80  # 127 and -128
+    x = np.full((3, k), 127.0, dtype=np.float32)
+    x[1] = -127.0
+    out = product(pool, x, pack(pool, "Q8_0", [plane.reshape(32, -1)], k))
+    wanted = np.repeat(np.array([127.0, -128.0], dtype=np.float32), 16) * np.float32(127 * k)
+    assert np.array_equal(out, np.stack([wanted, -wanted, wanted]))
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])
+def test_bias_and_residual_are_added(pool: Pool, kind: str) -> None:
+    weight, _ = weight_of(pool, kind, 45, 64)
+    x, residual, bias = inputs(5, 64), inputs(5, 45, 2), inputs(1, 45, 3)[0]
+    plain = product(pool, x, weight)
+    assert np.array_equal(product(pool, x, weight, bias=bias, residual=residual), plain + bias + residual)
+    in_place = residual.copy()
+    linear(pool, x, weight, in_place, residual=in_place)
+    assert np.array_equal(in_place, plain + residual)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1", "INT4"])
+@pytest.mark.parametrize("features", [1, 16, 17, 40])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gated_product_is_the_activation_of_gate_times_up(
+    pool: Pool, kind: str, features: int, activation: str
+) -> None:
+    source, target, plane, _ = sample(kind, 2 * features, 64)
+    gate, up = plane[:features], plane[features:]
+    x, bias, residual = inputs(5, 64), inputs(1, 2 * features, 2)[0], inputs(5, features, 3)
+    gates, ups = (product(pool, x, pack(pool, source, [half], 64, target)).astype(np.float64) for half in (gate, up))
+    weight = pack(pool, source, [gate, up], 64, target, gate_up=True)
+    result = product(pool, x, weight, activation=activation)
+    np.testing.assert_allclose(result, activated(activation, gates) * ups, rtol=2e-6, atol=2e-6)
+    biased = activated(activation, gates + bias[:features]) * (ups + bias[features:]) + residual
+    result = product(pool, x, weight, activation=activation, bias=bias, residual=residual)
+    np.testing.assert_allclose(result, biased, rtol=2e-6, atol=2e-6)
+
+
+def activated(activation: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def test_planes_lie_below_each_other(pool: Pool) -> None:
+    _, _, plane, _ = sample("Q4_1", 50, 64)
+    x = inputs(4, 64)
+    whole = product(pool, x, pack(pool, "Q4_1", [plane], 64))
+    parts = product(pool, x, pack(pool, "Q4_1", [plane[:13], plane[13:]], 64))
+    assert np.array_equal(whole, parts)
+
+
+@pytest.mark.parametrize("k", [32, 96])
+def test_activations_are_quantised_by_groups_of_32(pool: Pool, k: int) -> None:
+    x = inputs(11, k) * np.float32(3)
+    x[3] = 0
+    x[4, :5] = [1e-45, -1e-38, 0, 0, 0]
+    x[4, 5:] = 0
+    values, groups = np.empty(x.shape, np.int8), np.empty((11, k // 32, 4), np.int32)
+    quantize(pool, x, values, groups)
+    wanted, scales = quantised(x)
+    assert np.array_equal(values.reshape(wanted.shape), wanted)
+    assert np.array_equal(groups[..., 0].view(np.float32), scales)
+    assert np.array_equal(groups[..., 2], -128 * wanted.sum(-1))
+    assert np.array_equal(groups[..., 3], -128 * wanted[..., :16].sum(-1))
+    assert np.array_equal(groups[..., 1].view(np.float32), scales * wanted.sum(-1).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_row(pool: Pool, kind: str, poison: float) -> None:
+    weight, _ = weight_of(pool, kind, 33, 64)
+    x = inputs(6, 64)
+    clean = product(pool, x, weight)
+    x[2, 40] = poison
+    result = product(pool, x, weight)
+    assert not np.isfinite(result[2]).any()
+    others = [0, 1, 3, 4, 5]
+    assert np.array_equal(result[others], clean[others])
+
+
+def test_no_rows_are_no_work(pool: Pool) -> None:
+    weight, _ = weight_of(pool, "F32", 5, 3)
+    assert product(pool, inputs(0, 3), weight).shape == (0, 5)
+
+
+def test_a_packed_weight_can_be_kept_and_mapped_again(pool: Pool) -> None:
+    _, _, plane, _ = sample("Q8_0", 40, 64)
+    made = pack(pool, "Q8_0", [plane], 64)
+    layout, shift, size = plan_packing("Q8_0", 40, 64)
+    assert (layout, shift, size) == (made.layout, made.zero_shift, made.nbytes)
+    with pytest.raises(ValueError, match="pack it again"):
+        Weight(layout, shift, 40, 64, False, np.zeros(size - 1, np.uint8))
+
+
+def test_wrong_arguments_are_named(pool: Pool) -> None:
+    weight, _ = weight_of(pool, "F32", 5, 3)
+    with pytest.raises(ValueError, match=r"x has shape \[2, 4\] where \[2, 3\] is needed"):
+        product(pool, inputs(2, 4), weight)
+    with pytest.raises(ValueError, match="Q3_K cannot be packed"):
+        plan_packing("Q3_K", 32, 256)
+    with pytest.raises(ValueError, match="multiple of 256"):
+        pack(pool, "Q6_K", [np.zeros((2, 210), np.uint8)], 128)
+    with pytest.raises(TypeError):
+        linear(pool, inputs(2, 3), weight, np.zeros((2, 5)))  # type: ignore[arg-type]
