@@ -16,6 +16,7 @@ from images import layers
 from octavo_engine import contract
 from octavo_operator import names
 from tests.cluster.cluster import LocalCluster
+from tests.cluster.errors import ClusterError
 from tests.cluster.waiting import wait_until
 
 Found = TypeVar("Found")
@@ -118,12 +119,24 @@ class InferenceService:
         self.kubectl("patch", f"ois/{self.name}", "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def write_scale(self, count: int) -> Object:
-        """Write as a HorizontalPodAutoscaler does: read the Scale object, put it back. Return what was read."""
+        """Write as a HorizontalPodAutoscaler does: read the Scale object, put it back. Return what was read.
+
+        The object carries its version, and the operator writes status in between: a conflict means to read again.
+        """
         path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/{contract.PLURAL}/{self.name}/scale"
-        scale: Object = json.loads(self.cluster.kubectl("get", "--raw", path))
-        written = {**scale, "spec": {"replicas": count}}
-        self.cluster.kubectl("replace", "--raw", path, "-f", "-", input=json.dumps(written))
-        return scale
+
+        def written() -> Object:
+            scale: Object = json.loads(self.cluster.kubectl("get", "--raw", path))
+            text = json.dumps({**scale, "spec": {"replicas": count}})
+            try:
+                self.cluster.kubectl("replace", "--raw", path, "-f", "-", input=text)
+            except ClusterError as error:
+                if "(Conflict)" not in str(error):
+                    raise
+                return {}
+            return scale
+
+        return wait_until(written, 30, f"/scale of {self.name} written")
 
     def delete(self, *, wait: bool = True) -> None:
         self.kubectl("delete", f"ois/{self.name}", f"--wait={str(wait).lower()}", timeout=180)
