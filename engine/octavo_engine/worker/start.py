@@ -6,8 +6,7 @@ import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -17,8 +16,8 @@ from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Loaded, Progress
 from octavo_engine.worker.cgroup import memory_limit
-from octavo_engine.worker.executor import InProcessExecutor
-from octavo_engine.worker.load import LoadedModel, load_model
+from octavo_engine.worker.executor import Executor, InProcessExecutor
+from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.loop import Endpoint, EngineLoop
 from octavo_engine.worker.runner import Runner
 from octavo_engine.worker.sizing import (
@@ -36,10 +35,53 @@ DEFAULT_GPU_BATCHED_TOKENS: Final = 2048
 logger = logging.getLogger(__name__)
 
 
+class Engine(NamedTuple):
+    """A model with its cache, and the scheduler and the runner over it."""
+
+    model: LoadedModel
+    scheduler: Lifecycle
+    runner: Runner
+
+    def loop(self, config: EngineConfig, executor: Executor, endpoint: Endpoint) -> EngineLoop:
+        """Return the loop that serves what comes through `endpoint`; `executor` runs this engine's runner."""
+        return EngineLoop(
+            endpoint,
+            self.scheduler,
+            executor,
+            vocab_size=self.model.executable.vocab_size,
+            eos_token_ids=self.model.eos_token_ids,
+            depth=self.scheduler.config.max_plans_in_flight,
+            step_timeout_seconds=config.step_timeout_seconds,
+        )
+
+
 def serve(config: EngineConfig, endpoint: Endpoint) -> None:
     """Load the model and serve until `Shutdown`. Raises StartError, with its remedy, if that cannot be done."""
     report = _reporter(endpoint)
-    model = load_model(config, report)
+    engine = build_engine(load_model(config, report), config, report)
+    # What is alive now lives as long as the process: later collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    loaded = _loaded(engine.model, engine.scheduler)
+    logger.info(
+        "Serving %s (%s, %s): context %d, %d sequences and %d tokens a step, %d plans in flight, %d threads",
+        config.model,
+        loaded.backend,
+        loaded.dtype,
+        loaded.max_model_len,
+        loaded.max_num_seqs,
+        loaded.max_num_batched_tokens,
+        engine.scheduler.config.max_plans_in_flight,
+        config.threads,
+    )
+    endpoint.send(loaded)
+    executor = InProcessExecutor(engine.runner)
+    engine.loop(config, executor, endpoint).run()
+    executor.close()
+
+
+def build_engine(model: LoadedModel, config: EngineConfig, report: Report) -> Engine:
+    """Allocate the model's cache (anew if it has one) and put a scheduler and a runner over it. Raises StartError."""
     num_blocks = _allocate(model, config, report)
     try:
         scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report))
@@ -50,36 +92,10 @@ def serve(config: EngineConfig, endpoint: Endpoint) -> None:
         max_num_seqs=scheduler.config.max_num_seqs,
         max_model_len=scheduler.config.max_model_len,
     )
-    # What is alive now lives as long as the process: later collections need not look at it again.
-    gc.collect()
-    gc.freeze()
-    loaded = _loaded(model, scheduler)
-    logger.info(
-        "Serving %s (%s, %s): context %d, %d sequences and %d tokens a step, %d plans in flight, %d threads",
-        config.model,
-        loaded.backend,
-        loaded.dtype,
-        loaded.max_model_len,
-        loaded.max_num_seqs,
-        loaded.max_num_batched_tokens,
-        scheduler.config.max_plans_in_flight,
-        config.threads,
-    )
-    endpoint.send(loaded)
-    executor = InProcessExecutor(runner)
-    EngineLoop(
-        endpoint,
-        scheduler,
-        executor,
-        vocab_size=model.executable.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        depth=scheduler.config.max_plans_in_flight,
-        step_timeout_seconds=config.step_timeout_seconds,
-    ).run()
-    executor.close()
+    return Engine(model, scheduler, runner)
 
 
-def _reporter(endpoint: Endpoint) -> Callable[[str, float], None]:
+def _reporter(endpoint: Endpoint) -> Report:
     def report(stage: str, fraction: float) -> None:
         endpoint.send(Progress(stage, fraction))
 
@@ -93,7 +109,7 @@ def memory_left() -> int:
     return left if limit is None else max(0, min(left, limit.limit - limit.used))
 
 
-def _allocate(model: LoadedModel, config: EngineConfig, report: Callable[[str, float], None]) -> tuple[int, ...]:
+def _allocate(model: LoadedModel, config: EngineConfig, report: Report) -> tuple[int, ...]:
     report("Allocating the KV cache", 0.0)
     layout = model.executable.layout
     num_blocks = model.num_blocks
@@ -113,7 +129,7 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Callable[[str, f
 
 
 def _scheduler_config(
-    model: LoadedModel, config: EngineConfig, num_blocks: tuple[int, ...], report: Callable[[str, float], None]
+    model: LoadedModel, config: EngineConfig, num_blocks: tuple[int, ...], report: Report
 ) -> SchedulerConfig:
     report("Measuring a step", 0.0)
     batched_tokens = config.max_num_batched_tokens or _batched_tokens(model, num_blocks, config.max_num_seqs)
