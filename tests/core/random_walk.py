@@ -55,6 +55,7 @@ class Figures:
     recomputed: int = 0
     hits: int = 0
     held_back: int = 0
+    scored: int = 0
     survivors: int = 0
 
     def add(self, other: Figures) -> None:
@@ -85,6 +86,7 @@ class Walk:
         self.expected: dict[int, Ending] = {}
         self.full: dict[int, tuple[int, ...]] = {}
         self.written: dict[int, list[int]] = {}
+        self.scores: dict[int, list[float]] = {}
         self.started: set[int] = set()
         self.ended: list[int] = []
         self.doomed: set[int] = set()
@@ -153,9 +155,12 @@ class Walk:
             self.figures.refused += 1
             return
         for sequence, setting in zip(sequences, settings, strict=True):
-            self.expected[sequence] = Ending((), "", -1) if doomed else self.alone.run(request, setting)
+            # Only the first choice scores the prompt.
+            own = request._replace(needs_all_positions=request.needs_all_positions and sequence == sequences[0])
+            self.expected[sequence] = Ending((), "", -1) if doomed else self.alone.run(own, setting)
             self.full[sequence] = prompt + self.expected[sequence].tokens
             self.written[sequence] = []
+            self.scores[sequence] = []
             if doomed:
                 self.doomed.add(sequence)
             if request.blocked:
@@ -241,6 +246,7 @@ class Walk:
             sequence = event.sequence
             assert sequence in self.expected, f"an event for {sequence}, which has ended"
             self.written[sequence] += event.tokens
+            self.scores[sequence] += event.prompt_logprobs
             if event.started:
                 assert sequence not in self.started, "started twice"
                 self.started.add(sequence)
@@ -257,7 +263,8 @@ class Walk:
         """A sequence has ended."""
         sequence = event.sequence
         if event.finish in ("stop", "length"):
-            assert Ending(written, event.finish, event.stop_reason) == expected
+            assert Ending(written, event.finish, event.stop_reason, tuple(self.scores[sequence])) == expected
+            self.figures.scored += bool(expected.prompt_logprobs)
             self.figures.survivors += 1
         elif event.finish == "error":
             assert event.detail

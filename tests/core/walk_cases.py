@@ -54,6 +54,7 @@ class Ending(NamedTuple):
     tokens: tuple[int, ...]
     finish: str
     stop_reason: int
+    prompt_logprobs: tuple[float, ...] = ()
 
 
 def build_model(case: Case, num_blocks: int) -> ScriptedExecutable:
@@ -96,10 +97,12 @@ class Alone:
         self.runner.register(self._next, settings)
         assert self.scheduler.submit(request._replace(sequences=(self._next,), blocked=None)) is None
         tokens: list[int] = []
+        scores: list[float] = []
         while (plan := self.scheduler.schedule()) is not None:
             for event in self.scheduler.commit(plan, self.runner.execute(plan)):
                 tokens += event.tokens
+                scores += event.prompt_logprobs
                 if event.finish:
                     self.runner.forget(self._next)
-                    return Ending(tuple(tokens), event.finish, event.stop_reason)
+                    return Ending(tuple(tokens), event.finish, event.stop_reason, tuple(scores))
         raise AssertionError("the sequence did not end")

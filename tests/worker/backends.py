@@ -9,6 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from octavo_engine.worker.backends.scripted import build_scripted
+from octavo_engine.worker.executable import ALL
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 384, 64, 2, 4, 2, 96
 
@@ -89,7 +90,7 @@ class Faulty:
             raise self.error
         return self._executable.mlp(plan, layer, x)
 
-    def logits(self, plan, x):
-        logits = np.array(self._executable.logits(plan, x))
+    def logits(self, plan, x, wanted=ALL):
+        logits = np.array(self._executable.logits(plan, x, wanted))
         logits[self.poison] = np.nan
         return logits

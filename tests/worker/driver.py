@@ -25,6 +25,8 @@ class Live:
     blocks: list[int]
     computed: int = 0
     failed: str = ""
+    scores: bool = False
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def text(self):
@@ -63,6 +65,9 @@ class Driver:
     def row(self, live, count=None, drafts=(), **more):
         """The row of the next `count` known tokens, by default all, with drafts behind them."""
         missing = len(live.tokens) - live.computed
+        if live.scores and live.computed < live.prompt - 1:
+            end = live.computed + (missing if count is None else min(count, missing))
+            more["scored"] = (live.computed + 1, min(end + 1, live.prompt))
         count = missing if count is None else min(count, missing)
         return Row(
             live.slot, live.sequence, live.computed, count + len(drafts), count == missing, tuple(drafts), **more
@@ -84,6 +89,7 @@ class Driver:
                 rejected = len(row.drafts) + 1 - len(row_result.tokens) if row.drafts else 0
                 live.computed += row.num_tokens - rejected
                 live.tokens += row_result.tokens
+                live.logprobs += row_result.logprobs
         return result
 
     def generate(self, live, count, *, chunk=None, admit=True):

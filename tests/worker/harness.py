@@ -43,9 +43,11 @@ class Client:
 
     def __init__(self, pipes):
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
-        self.snapshot, self.steps = None, 0
+        self.snapshot, self.steps, self.prompt_logprobs = None, 0, {}
 
-    def submit(self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), **sampling):
+    def submit(
+        self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), prompt_logprobs=False, **sampling
+    ):
         self.pipes.down.put(
             Submit(
                 request,
@@ -53,6 +55,7 @@ class Client:
                 SamplingParams(**({"seed": 3, "temperature": 0.0} | sampling)),
                 StopRule(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
                 n=n,
+                prompt_logprobs=prompt_logprobs,
             )
         )
 
@@ -73,6 +76,7 @@ class Client:
             key = (out.request, out.choice)
             assert key not in self.finish
             self.tokens.setdefault(key, []).extend(out.tokens)
+            self.prompt_logprobs.setdefault(key, []).extend(np.frombuffer(out.prompt_logprobs, dtype="<f4").tolist())
             self.started[key] = self.started.get(key, 0) + out.started
             if out.finish:
                 self.finish[key], self.detail[key] = out.finish, out.detail

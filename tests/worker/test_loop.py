@@ -72,6 +72,20 @@ def test_ended_sequences_leave_nothing_behind(depth):
         assert len(client.runner._settings) <= 1
 
 
+def test_prompt_logprobs_are_told_once_each_by_the_first_choice(depth):
+    driver = Driver(build_scripted(URI))
+    live = driver.live(prompt_of(1, 100))
+    live.scores = True
+    driver.generate(live, 1)
+    with engine(depth=depth, max_num_batched_tokens=24) as client:
+        client.submit(1, prompt_of(1, 100), n=2, prompt_logprobs=True)
+        client.submit(2, prompt_of(1, 100))
+        client.wait_finished((1, 0), (1, 1), (2, 0))
+        assert client.prompt_logprobs[1, 0] == live.logprobs
+        assert len(live.logprobs) == 99
+        assert client.prompt_logprobs[1, 1] == client.prompt_logprobs[2, 0] == []
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------
 def test_an_idle_engine_ticks_and_does_not_spin():
     with engine() as client:

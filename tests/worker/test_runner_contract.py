@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from octavo_engine.core.step import BlockAppend, BlockCopy, Row
+from octavo_engine.core.step import BlockAppend, BlockCopy, Row, RowResult
 from octavo_engine.sampling.sampler import NOT_FINITE
-from octavo_engine.worker.runner import StepError
+from octavo_engine.worker.runner import SCORED_AT_ONCE, StepError
 from tests.worker.backends import BACKENDS, Faulty
 from tests.worker.driver import Driver
 
@@ -135,6 +135,65 @@ def test_a_sampled_token_is_known_to_the_plan_already_in_flight(make, driver):
     assert tokens == alone(make, prompt_of(9))
 
 
+# --- prompt log-probabilities -----------------------------------------------------------------------------------
+def scores_of(driver, live, chunk=None):
+    live.scores = True
+    driver.generate(live, 1, chunk=chunk)
+    return live.logprobs
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 33, 69])
+def test_prompt_logprobs_do_not_depend_on_chunks_or_company(make, driver, chunk):
+    whole = Driver(make())
+    expected = scores_of(whole, whole.live(prompt_of(1, 70), **SAMPLED))
+    assert len(expected) == 69
+    other = driver.live(prompt_of(2), slot=5, first_block=40, **SAMPLED)
+    driver.generate(other, 2)
+    live = driver.live(prompt_of(1, 70), slot=2, first_block=8, **SAMPLED)
+    live.scores, admitted = True, [driver.admission(live)]
+    while not live.text:
+        pairs = [(live, driver.row(live, chunk)), *([(other, driver.row(other))] if len(other.text) < LENGTH else [])]
+        driver.step(pairs, admitted=admitted)
+        admitted = []
+    assert live.logprobs == expected
+
+
+def test_prompt_logprobs_are_those_of_the_softmax(make):
+    """Each is what the same tokens' logits say when they are asked for one position at a time."""
+    driver, prompt = Driver(make()), prompt_of(3, 12)
+    live = driver.live(prompt)
+    seen, logits = [], driver.executable.logits
+    driver.executable.logits = lambda *arguments: seen.append(np.array(logits(*arguments))) or seen[-1]
+    for position in range(1, len(prompt)):
+        row = Row(0, live.sequence, position - 1, 1, False, scored=(position, position + 1))
+        driver.runner.execute(driver.plan([row], admitted=[driver.admission(live)] if position == 1 else ()))
+    exact = [row[0].astype(np.float64) for row in seen]
+    expected = [row[token] - np.log(np.exp(row).sum()) for row, token in zip(exact, prompt[1:], strict=True)]
+    fresh = Driver(make())
+    np.testing.assert_allclose(scores_of(fresh, fresh.live(prompt)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_a_scored_prompt_exist_a_slice_at_a_time(make, driver):
+    sizes, logits = [], driver.executable.logits
+    driver.executable.logits = lambda *arguments: sizes.append(len(result := logits(*arguments))) or result
+    live = driver.live(prompt_of(1, 100))
+    assert len(scores_of(driver, live)) == 99
+    assert sum(sizes) == 100
+    assert max(sizes) <= SCORED_AT_ONCE
+
+
+def test_a_scored_position_that_is_not_finite_fails_its_row_alone(make):
+    driver = Driver(Faulty(make()))
+    live, other = (driver.live(prompt_of(i), slot=i, first_block=8 * i) for i in range(2))
+    live.scores = True
+    driver.executable.poison = [0]
+    row = driver.row(live, 9)
+    driver.step(
+        [(live, row), (other, driver.row(other, 9))], admitted=[driver.admission(live), driver.admission(other)]
+    )
+    assert (live.failed, other.failed) == (NOT_FINITE, "")
+
+
 # --- static batching --------------------------------------------------------------------------------------------
 def test_padding_is_computed_and_changes_nothing(make, driver):
     short, long = (driver.live(prompt_of(i, n), slot=i, first_block=8 * i, **SAMPLED) for i, n in ((1, 9), (2, 30)))
@@ -155,7 +214,7 @@ def test_what_a_finished_row_computes_is_thrown_away(make, driver):
     for step in range(LENGTH - 1):
         discarded = Row(done.slot, done.sequence, last, 1, bool(step % 2), discard=True)  # its last position again
         result = driver.step([(done, discarded), (live, driver.row(live))])
-        assert result.rows[0] == ((), "")
+        assert result.rows[0] == RowResult()
     assert live.text == alone(make, prompt_of(2))
 
 
@@ -186,7 +245,7 @@ def test_a_row_planned_on_drafts_that_were_rejected_is_void(make, driver):
     result = driver.step([(live, driver.row(live, drafts=drafts))])
     assert len(result.rows[0].tokens) == 2
     overtaken = driver.plan([Row(live.slot, live.sequence, start + 3, 1, True)])
-    assert driver.runner.execute(overtaken).rows[0] == ((), "")
+    assert driver.runner.execute(overtaken).rows[0] == RowResult()
     driver.generate(live, LENGTH - 3, admit=False)
     assert live.text == text
 
@@ -200,7 +259,7 @@ def test_a_row_that_is_not_finite_fails_alone(make):
     driver.step([(x, driver.row(x)) for x in lives])
     driver.executable.poison = []
     in_flight = driver.plan([Row(1, lives[1].sequence, 42, 1, True)])
-    assert driver.runner.execute(in_flight).rows[0] == ((), "")
+    assert driver.runner.execute(in_flight).rows[0] == RowResult()
     for live in (lives[0], lives[2]):
         driver.generate(live, LENGTH - 2, admit=False)
         assert live.text == alone(make, prompt_of(lives.index(live)))

@@ -58,8 +58,8 @@ class Request(NamedTuple):
     """A request as submitted: one sequence id per choice, unique for the scheduler's life.
 
     `arrival` is in seconds on the caller's monotonic clock; a smaller `priority` goes first. `needs_all_positions`
-    (prompt logprobs, echo, pooled embeddings): the prompt must be computed in full; it writes the cache but does not
-    read it. `blocked` holds the sequences back until `Scheduler.unblock`.
+    (prompt log-probabilities, echo): the first choice computes the whole prompt and scores it; it writes the cache and
+    does not read it. `blocked` holds the sequences back until `Scheduler.unblock`.
     """
 
     sequences: tuple[int, ...]
@@ -89,7 +89,8 @@ class Event(NamedTuple):
 
     `tokens` are new ones, a stop token included as the last. `finish` is "" while it goes on; `stop_reason` is the
     stop token id that ended it (-1 for EOS and everything else). `started` is set once, on the first event after the
-    sequence left the queue, together with `cached_tokens`, the prompt tokens found in the cache.
+    sequence left the queue, together with `cached_tokens`, the prompt tokens found in the cache. `prompt_logprobs` go
+    on where the last event with any ended: those of the prompt's second token come first, each comes once.
     """
 
     sequence: int
@@ -99,6 +100,7 @@ class Event(NamedTuple):
     stop_reason: int = -1
     started: bool = False
     cached_tokens: int = 0
+    prompt_logprobs: tuple[float, ...] = ()
 
 
 class CoreSnapshot(NamedTuple):

@@ -109,7 +109,7 @@ class Lifecycle(ABC):
                 raise ValueError(f"sequence {identity} exists already")
         root = self._root(request)
         digests: list[bytes] = []
-        for identity in request.sequences:
+        for choice, identity in enumerate(request.sequences):
             sequence = Sequence(
                 id=identity,
                 key=(request.priority, request.arrival, identity),
@@ -118,7 +118,7 @@ class Lifecycle(ABC):
                 stop=request.stop,
                 max_len=min(len(request.prompt) + request.stop.max_tokens, self.config.max_model_len),
                 adapter=request.adapter,
-                reads_cache=not request.needs_all_positions,
+                scores=request.needs_all_positions and choice == 0,
                 root=root,
                 digests=digests.copy(),
             )
@@ -259,6 +259,8 @@ class Lifecycle(ABC):
 
     def _append(self, step: StepBuilder, sequence: Sequence, row: Row) -> None:
         """Add a row: progress advances now."""
+        if sequence.scores and not row.discard:
+            row = row._replace(scored=_scored(sequence, row))
         step.rows.append(row)
         step.planned.append(Planned(sequence, sequence.epoch))
         step.budget -= row.num_tokens + row.padding
@@ -347,11 +349,13 @@ class Lifecycle(ABC):
         elif sequence.state is State.WAITING and not sequence.num_placeholders:
             self.waiting.unblock(sequence)
         if stop is not None:
-            return self._finish(sequence, stop.reason, stop_reason=stop.token)._replace(tokens=tokens)
-        if not tokens and sequence.started:
+            event = self._finish(sequence, stop.reason, stop_reason=stop.token)
+            return event._replace(tokens=tokens, prompt_logprobs=result.logprobs)
+        if not tokens and sequence.started and not result.logprobs:
             return None
         started, sequence.started = not sequence.started, True
-        return Event(sequence.id, tokens, started=started, cached_tokens=sequence.cached_tokens if started else 0)
+        cached = sequence.cached_tokens if started else 0
+        return Event(sequence.id, tokens, started=started, cached_tokens=cached, prompt_logprobs=result.logprobs)
 
     def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:
         """Append sampled tokens until one of them ends the sequence; what comes after it never happened."""
@@ -381,3 +385,12 @@ class Lifecycle(ABC):
         """Followers of a prefix that was published, or lost its leader, may be admitted again."""
         for follower in followers:
             self.waiting.unblock(follower)
+
+
+def _scored(sequence: Sequence, row: Row) -> tuple[int, int]:
+    """Return which prompt tokens `row` scores: those after its positions that no row has scored before."""
+    first, last = sequence.num_scored, min(row.start + row.num_tokens + 1, sequence.num_prompt_tokens)
+    if last <= first:
+        return 0, 0
+    sequence.num_scored = last
+    return first, last

@@ -26,7 +26,8 @@ class Sequence:
                 |<---------------- num_computed ---------------->|  (advances when a step is planned)
 
     Placeholders are tokens that steps in flight will sample. `epoch` counts preemptions: the result of a step planned
-    in an earlier epoch still gives its tokens, but no longer speaks about blocks.
+    in an earlier epoch still gives its tokens, but no longer speaks about blocks. `num_scored` counts the prompt tokens
+    whose log-probability is planned or told (the first has none), so that each is told once whatever is computed again.
     """
 
     id: int
@@ -36,7 +37,7 @@ class Sequence:
     stop: StopRule
     max_len: int
     adapter: int
-    reads_cache: bool
+    scores: bool
     root: bytes
     digests: list[bytes]
     state: State = State.WAITING
@@ -48,6 +49,7 @@ class Sequence:
     epoch: int = 0
     recompute_until: int = 0
     cached_tokens: int = -1
+    num_scored: int = 1
     started: bool = False
     failed: bool = False
 
@@ -60,6 +62,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """Known tokens and placeholders."""
         return len(self.tokens) + self.num_placeholders
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether a cached prefix will do: not while positions of the prompt must be computed to be scored."""
+        return not self.scores or self.num_scored >= self.num_prompt_tokens
 
     @property
     def num_generated(self) -> int:

@@ -52,7 +52,8 @@ class Row(NamedTuple):
     reaches
     the end of the known tokens and the result carries one token more than the drafts accepted. `padding` is the number
     of dummy tokens computed with the row and thrown away; `discard` says that what the row samples is thrown away too
-    (both only in static batching).
+    (both only in static batching). `scored` (first, last): the log-probabilities of the prompt's tokens first to
+    last - 1 are wanted, each from the position before it.
     """
 
     slot: int
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     adapter: int = NO_ADAPTER
     padding: int = 0
     discard: bool = False
+    scored: tuple[int, int] = (0, 0)
 
 
 class StepPlan(NamedTuple):
@@ -88,11 +90,13 @@ class StepPlan(NamedTuple):
 class RowResult(NamedTuple):
     """What one row gave: accepted drafts followed by one sampled token; empty if it did not sample.
 
-    `failed` names why this row alone failed (its logits were not finite), else it is empty.
+    `failed` names why this row alone failed (its logits were not finite), else it is empty. `logprobs` answers the
+    row's `scored`.
     """
 
     tokens: tuple[int, ...] = ()
     failed: str = ""
+    logprobs: tuple[float, ...] = ()
 
 
 class StepResult(NamedTuple):

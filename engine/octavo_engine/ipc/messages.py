@@ -39,7 +39,10 @@ class StopRule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
-    """A new request: `prompt` is int32 token ids, little endian; `age_seconds` how long ago it arrived."""
+    """A new request: `prompt` is int32 token ids, little endian; `age_seconds` how long ago it arrived.
+
+    With `prompt_logprobs` the first choice tells the log-probability of each prompt token but the first.
+    """
 
     request: int
     prompt: bytes
@@ -49,6 +52,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     priority: int = 0
     salt: str = ""
     age_seconds: float = 0.0
+    prompt_logprobs: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
@@ -117,7 +121,8 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one choice. `finish` is "" while it goes on; `detail` explains an error.
 
     `started` is set once, on the first message after the sequence left the waiting queue (it may carry no token yet);
-    `cached_tokens` is set with it.
+    `cached_tokens` is set with it. `prompt_logprobs` is float32, little endian: the log-probabilities of the prompt's
+    tokens from the second on, each once, cut over as many messages as the prompt takes steps.
     """
 
     request: int
@@ -128,6 +133,7 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int = -1
     started: bool = False
     cached_tokens: int = 0
+    prompt_logprobs: bytes = b""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -3,7 +3,7 @@
 row r of the step         known | drafts | padding
 tokens, positions         start …                    padding repeats token 0 at the following positions
 slots                     block * size + offset      -1 for padding
-logit_tokens              last known, each draft     if the row samples
+logit_tokens              last known, each draft     if the row samples, then the positions before the scored tokens
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def assemble(batch: PersistentBatch, rows: Sequence[Row], max_position: int) -> 
         context_lengths=(starts + counts).astype(np.int32),
         block_tables=_tables(batch, slots, int((starts + counts).max())),
         slots=tuple(_write_slots(table, batch.block_size, slots[owner], positions, real) for table in batch.tables),
-        logit_tokens=_logit_tokens(rows, offsets[:-1] + counts, drafts),
+        logit_tokens=_logit_tokens(rows, offsets[:-1], counts, drafts),
         adapters=np.array([row.adapter for row in rows], dtype=np.int32),
     )
 
@@ -68,8 +68,17 @@ def _write_slots(
     return written
 
 
-def _logit_tokens(rows: Sequence[Row], ends: NDArray[np.int64], drafts: NDArray[np.int64]) -> NDArray[np.int32]:
+def _logit_tokens(
+    rows: Sequence[Row], offsets: NDArray[np.int64], counts: NDArray[np.int64], drafts: NDArray[np.int64]
+) -> NDArray[np.int32]:
     wanted = [
-        np.arange(end - count - 1, end) for row, end, count in zip(rows, ends, drafts, strict=True) if row.samples
+        np.arange(end - count - 1, end)
+        for row, end, count in zip(rows, offsets + counts, drafts, strict=True)
+        if row.samples
+    ]
+    wanted += [
+        np.arange(*row.scored) - 1 - row.start + first
+        for row, first in zip(rows, offsets, strict=True)
+        if row.scored[1]
     ]
     return np.concatenate(wanted).astype(np.int32) if wanted else np.empty(0, dtype=np.int32)

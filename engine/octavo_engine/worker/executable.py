@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+ALL: Final = slice(None)
 
 
 class KVGroup(NamedTuple):
@@ -45,8 +47,8 @@ class ModelStep(NamedTuple):
     tokens, positions: int32 [T]. row_offsets: int32 [R + 1], row r owns tokens row_offsets[r]:row_offsets[r + 1].
     context_lengths: int32 [R], tokens in the cache once this step is written. block_tables: per group int32
     [R, max_blocks], -1 where unused or freed behind a window. slots: per group int64 [T], block * block_size + offset;
-    -1 for padding, which is computed and written nowhere. logit_tokens: int32 [L], the tokens whose logits are wanted.
-    adapters: int32 [R], -1 for none.
+    -1 for padding, which is computed and written nowhere. logit_tokens: int32 [L], the tokens whose logits are wanted:
+    those that are sampled from, row after row, then those that score their successor. adapters: int32 [R], -1 for none.
     """
 
     tokens: NDArray[np.int32]
@@ -91,6 +93,6 @@ class Executable(Protocol):
         """Return x after the layer's feed-forward block (norm, MLP, residual)."""
         ...
 
-    def logits(self, plan: Any, x: Any) -> NDArray[np.float32]:
-        """Return float32 [L, vocab_size] for the step's `logit_tokens`."""
+    def logits(self, plan: Any, x: Any, wanted: slice = ALL) -> NDArray[np.float32]:
+        """Return float32 [L, vocab_size] for the step's `logit_tokens[wanted]`, valid until the next call."""
         ...

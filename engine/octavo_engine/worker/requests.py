@@ -58,6 +58,9 @@ class RequestTable:
                 stop_reason=event.stop_reason,
                 started=event.started,
                 cached_tokens=event.cached_tokens,
+                prompt_logprobs=np.array(event.prompt_logprobs, dtype="<f4").tobytes()
+                if event.prompt_logprobs
+                else b"",
             )
             for event in events
         ]
@@ -83,6 +86,7 @@ def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, no
         arrival=now - submit.age_seconds,
         priority=submit.priority,
         salt=submit.salt,
+        needs_all_positions=submit.prompt_logprobs,
     )
 
 

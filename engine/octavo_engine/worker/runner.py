@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
-from octavo_engine.sampling.sampler import RowSampling, sample
+from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, Sampled, sample
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.assemble import assemble
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
+from octavo_engine.worker.scoring import token_logprobs
+
+SCORED_AT_ONCE: Final = 64
+"""Positions of a prompt whose logits exist at the same time."""
 
 
 class StepError(RuntimeError):
@@ -78,7 +82,7 @@ class Runner:
         """Compute one token of nobody's, written nowhere. Raises whatever the backend raises: it is broken then."""
         groups = range(len(self.batch.tables))
         one = np.zeros(1, dtype=np.int32)
-        self._forward(
+        plan, x = self._forward(
             ModelStep(
                 tokens=one,
                 positions=one,
@@ -90,6 +94,7 @@ class Runner:
                 adapters=one - 1,
             )
         )
+        self.executable.logits(plan, x)
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.released:
@@ -115,24 +120,49 @@ class Runner:
         if not rows:
             return []
         step = assemble(self.batch, rows, self.executable.max_position)
-        logits = self._forward(step)
-        sampled = iter(sample(logits, [self._sampling(row) for row in rows if row.samples]))
+        plan, x = self._forward(step)
+        num_sampled = sum(1 + len(row.drafts) for row in rows if row.samples)
+        sampled = iter(self._sample(plan, x, [row for row in rows if row.samples], num_sampled))
+        scored = self._score(plan, x, rows, num_sampled) if num_sampled < step.logit_tokens.size else {}
         results = []
-        for row in rows:
+        for index, row in enumerate(rows):
             tokens, failed = next(sampled) if row.samples else ((), "")
-            results.append(RowResult() if row.discard else RowResult(tokens, failed))
+            logprobs, unscored = scored.get(index, ((), ""))
+            failed = failed or unscored
+            results.append(RowResult((), failed) if failed or row.discard else RowResult(tokens, failed, logprobs))
         return results
 
-    def _forward(self, step: ModelStep) -> NDArray[np.float32]:
+    def _sample(self, plan: Any, x: Any, rows: Sequence[Row], num_logits: int) -> list[Sampled]:
+        if not rows:
+            return []
+        return sample(self.executable.logits(plan, x, slice(num_logits)), [self._sampling(row) for row in rows])
+
+    def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[tuple[float, ...], str]]:
+        """Return, by index, the log-probabilities that rows ask for, or why a row failed."""
+        tokens = np.concatenate([self.batch.tokens[row.slot, slice(*row.scored)] for row in rows])
+        scores = np.empty(tokens.size, dtype=np.float32)
+        for start in range(0, tokens.size, SCORED_AT_ONCE):
+            part = slice(start, min(start + SCORED_AT_ONCE, tokens.size))
+            logits = self.executable.logits(plan, x, slice(first + part.start, first + part.stop))
+            scores[part] = token_logprobs(logits, tokens[part])
+        results, start = {}, 0
+        for index, row in enumerate(rows):
+            end = start + row.scored[1] - row.scored[0]
+            if end > start:
+                own = scores[start:end]
+                results[index] = (tuple(own.tolist()), "") if np.isfinite(own).all() else ((), NOT_FINITE)
+            start = end
+        return results
+
+    def _forward(self, step: ModelStep) -> tuple[Any, Any]:
+        """Return the step as the executable planned it, and x after the last layer."""
         model = self.executable
         plan = model.plan(step)
         x = model.embed(plan)
         for layer in range(model.num_layers):
             x = model.attend(plan, layer, x)
             x = model.mlp(plan, layer, x)
-        if not step.logit_tokens.size:
-            return np.empty((0, model.vocab_size), dtype=np.float32)
-        return model.logits(plan, x)
+        return plan, x
 
     def _sampling(self, row: Row) -> RowSampling:
         settings = self.batch.settings[row.slot]

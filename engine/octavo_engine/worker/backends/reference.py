@@ -21,7 +21,7 @@ from octavo_engine.model.source import resolve
 from octavo_engine.model.spec import ModelSpec, RopeSpec, UnsupportedModelError
 from octavo_engine.worker.backends.reference_cache import ReferenceLayout
 from octavo_engine.worker.backends.reference_weights import ModelWeights, Progress, load_weights
-from octavo_engine.worker.executable import ModelStep
+from octavo_engine.worker.executable import ALL, ModelStep
 from octavo_kernels.reference import (
     AttentionPlan,
     Workers,
@@ -166,10 +166,10 @@ class ReferenceModel:
         gate_up = linear(normed, weights.gate_up, weights.gate_up_bias, workers)
         return x + linear(silu_mul(gate_up, workers), weights.down, weights.down_bias, workers)
 
-    def logits(self, plan: ReferencePlan, x: Tensor) -> NDArray[np.float32]:
-        """Return float32 [L, vocab_size] for the step's `logit_tokens`."""
+    def logits(self, plan: ReferencePlan, x: Tensor, wanted: slice = ALL) -> NDArray[np.float32]:
+        """Return float32 [L, vocab_size] for the step's `logit_tokens[wanted]`."""
         normed, _ = rms_norm(
-            x[plan.logit_tokens], self.weights.final_norm, self.spec.final_norm.eps, workers=self._workers
+            x[plan.logit_tokens[wanted]], self.weights.final_norm, self.spec.final_norm.eps, workers=self._workers
         )
         result: NDArray[np.float32] = linear(normed, self.weights.head, None, self._workers).numpy()
         return result

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.worker.backends.scripted_uri import EOS_TOKEN, ScriptedOptions, parse_scripted_uri
-from octavo_engine.worker.executable import KVGroup, ModelStep
+from octavo_engine.worker.executable import ALL, KVGroup, ModelStep
 
 _MASK: Final = (1 << 64) - 1
 _ODD: Final = 0x9E3779B97F4A7C15
@@ -151,12 +151,12 @@ class ScriptedExecutable:
         """Return x: the text needs no second thought."""
         return x
 
-    def logits(self, plan: ScriptedPlan, x: NDArray[np.uint64]) -> NDArray[np.float32]:
+    def logits(self, plan: ScriptedPlan, x: NDArray[np.uint64], wanted: slice = ALL) -> NDArray[np.float32]:
         """Return the logits [L, vocab_size], once the step has taken its time."""
-        step = plan.step
-        rows = np.searchsorted(step.row_offsets, step.logit_tokens, side="right") - 1
+        step, logit_tokens = plan.step, plan.step.logit_tokens[wanted]
+        rows = np.searchsorted(step.row_offsets, logit_tokens, side="right") - 1
         logits = np.full((len(rows), self.vocab_size), _FLOOR, dtype=np.float32)
-        for index, (row, token) in enumerate(zip(rows.tolist(), step.logit_tokens.tolist(), strict=True)):
+        for index, (row, token) in enumerate(zip(rows.tolist(), logit_tokens.tolist(), strict=True)):
             self._write_logits(logits[index], step, row, int(step.positions[token]))
         remaining = plan.deadline - time.monotonic()
         if remaining > 0:
