@@ -1,0 +1,238 @@
+"""The engine in this process: the real loop, scheduler, executor and model, with no HTTP and no second process.
+
+All requests are submitted at once, as the peers' offline interfaces are measured. A harness loads its model once and
+runs it under any configuration of the scheduler, so that two of them compare on the same weights in the same memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import struct
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from octavo_engine.bench.observe import Observed, ObservingExecutor
+from octavo_engine.bench.workload import VOCABULARY, Item
+from octavo_engine.core.lifecycle import Lifecycle
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.ipc.messages import (
+    Refused,
+    SamplingParams,
+    Shutdown,
+    Snapshot,
+    Step,
+    StopRule,
+    Submit,
+    ToEngine,
+    ToServer,
+)
+from octavo_engine.worker.cgroup import compute_threads
+from octavo_engine.worker.executor import InProcessExecutor
+from octavo_engine.worker.load import LoadedModel, Report, load_model
+from octavo_engine.worker.start import Engine, build_engine
+
+Tell = Callable[[int, int], None]
+"""Called with output tokens so far and in all."""
+
+
+class BenchError(RuntimeError):
+    """A run did not give what it must; the message is one sentence."""
+
+
+class RunResult(NamedTuple):
+    """One run of a workload. Times in seconds since all of it was submitted; one entry per request where a list."""
+
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft: list[float]
+    itl: list[float]
+    """Gaps between messages with tokens of one request, all requests together."""
+    tokens: list[tuple[int, ...]]
+    observed: Observed
+    snapshot: Snapshot
+    kernel_seconds: float
+    """Spent inside native kernels; 0 where the backend does not count."""
+    computing_seconds: float
+    """Spent inside the runner."""
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second."""
+        return self.output_tokens / self.seconds
+
+    @property
+    def total_rate(self) -> float:
+        """Prompt and output tokens a second."""
+        return (self.prompt_tokens + self.output_tokens) / self.seconds
+
+    @property
+    def python_share(self) -> float | None:
+        """The share of the loop's wall spent outside kernels; None where the backend does not count."""
+        return 1.0 - self.kernel_seconds / self.seconds if self.kernel_seconds else None
+
+    @property
+    def digest(self) -> str:
+        """Name all generated tokens, in the order of the requests: equal digests, equal outputs."""
+        state = hashlib.sha256()
+        for tokens in self.tokens:
+            state.update(struct.pack(f"<{len(tokens) + 1}i", len(tokens), *tokens))
+        return state.hexdigest()[:16]
+
+
+class Harness:
+    """A loaded model, and runs over it."""
+
+    def __init__(self, config: EngineConfig, report: Report) -> None:
+        """Load `config.model` (fetched before, see `octavo pull`). Raises StartError with its remedy."""
+        self.config = msgspec.structs.replace(config, threads=config.threads or compute_threads(), socket_folder="")
+        self._report = report
+        self.model: LoadedModel = load_model(self.config, report)
+
+    @property
+    def vocab(self) -> int:
+        """The largest token id a workload for this model may hold."""
+        return min(VOCABULARY, self.model.executable.vocab_size - 1)
+
+    def build(self, **changes: Any) -> Engine:
+        """Return a fresh engine (empty cache) over the model, its configuration changed. Raises StartError."""
+        config = msgspec.structs.replace(self.config, **changes)
+        model = self.model._replace(num_blocks=()) if config.kv_cache_memory else self.model
+        return build_engine(model, config, self._report)
+
+    def settle(self) -> EngineConfig:
+        """Replace what the configuration leaves to measurement by what is measured here, once; return it."""
+        chosen = self.build().scheduler.config
+        self.config = msgspec.structs.replace(
+            self.config,
+            max_num_seqs=chosen.max_num_seqs,
+            max_num_batched_tokens=chosen.max_num_batched_tokens,
+            max_model_len=chosen.max_model_len,
+        )
+        return self.config
+
+    def run(
+        self,
+        items: Sequence[Item],
+        tell: Tell | None = None,
+        adapt: Callable[[Engine], Engine] | None = None,
+        **changes: Any,
+    ) -> RunResult:
+        """Run the items on an empty cache, greedily, each to its full output. `adapt` may exchange the scheduler.
+
+        Raises StartError for a configuration that cannot be, BenchError if a request fails.
+        """
+        engine = self.build(**changes)
+        return run_engine(adapt(engine) if adapt else engine, self.config, items, tell)
+
+
+def run_engine(engine: Engine, config: EngineConfig, items: Sequence[Item], tell: Tell | None = None) -> RunResult:
+    """Run the items on an engine to their ends, and leave it idle. Raises BenchError."""
+    executor = ObservingExecutor(InProcessExecutor(engine.runner), engine.scheduler)
+    client = _Client(items, tell)
+    inside = kernel_seconds(engine.model)
+    gc.collect()
+    # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
+        try:
+            thread.submit(engine.loop(config, executor, client).run).result()
+        finally:
+            executor.close()
+    _assert_idle(engine.scheduler)
+    return RunResult(
+        seconds=client.ended - client.began,
+        prompt_tokens=sum(len(item.prompt) for item in items),
+        output_tokens=sum(map(len, client.tokens)),
+        ttft=[first - client.began for first in client.first],
+        itl=client.gaps,
+        tokens=[tuple(tokens) for tokens in client.tokens],
+        observed=executor.seen,
+        snapshot=client.snapshot,
+        kernel_seconds=kernel_seconds(engine.model) - inside,
+        computing_seconds=client.computing,
+    )
+
+
+def kernel_seconds(model: LoadedModel) -> float:
+    """Return the seconds that the model's backend has spent inside native kernels so far; 0.0 if it does not count."""
+    count: Callable[[], float] | None = getattr(model.executable, "kernel_seconds", None)
+    return count() if count is not None else 0.0
+
+
+def _assert_idle(scheduler: Lifecycle) -> None:
+    try:
+        scheduler.assert_idle()
+    except AssertionError as error:
+        raise BenchError(f"The run left something behind: {error}.") from error
+
+
+class _Client:
+    """`Endpoint` that is its own API process: all submissions in the first poll, `Shutdown` once everybody ended."""
+
+    def __init__(self, items: Sequence[Item], tell: Tell | None) -> None:
+        self._submits: list[ToEngine] = [_submit(index, item) for index, item in enumerate(items)]
+        self._tell = tell
+        self._open = len(items)
+        self._wanted = sum(item.max_tokens for item in items)
+        self._given = 0
+        self.began = self.ended = time.perf_counter()
+        self.first = [0.0] * len(items)
+        self._last = [0.0] * len(items)
+        self.gaps: list[float] = []
+        self.tokens: list[list[int]] = [[] for _ in items]
+        self.computing = 0.0
+        self.snapshot: Snapshot
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        """Return what the loop has not seen yet. Never waits: the loop asks with patience only when nothing is open."""
+        if self._submits:
+            submits, self._submits = self._submits, []
+            self.began = time.perf_counter()
+            return submits
+        return [] if self._open else [Shutdown()]
+
+    def send(self, message: ToServer) -> None:
+        """Take in a step's outputs. Raises BenchError for a request that failed or was refused."""
+        if isinstance(message, Refused):
+            raise BenchError(f"Request {message.request} was refused: {message.detail}")
+        if not isinstance(message, Step):
+            return
+        now = time.perf_counter()
+        self.snapshot = message.snapshot
+        self.computing += message.snapshot.step_seconds
+        for output in message.outputs:
+            if output.finish not in ("", "length"):
+                raise BenchError(
+                    f"Request {output.request} ended with '{output.finish}': {output.detail or 'no reason'}"
+                )
+            if output.tokens:
+                self._take(output.request, output.tokens, now)
+            if output.finish:
+                self._open -= 1
+                self.ended = now
+        if self._tell is not None:
+            self._tell(self._given, self._wanted)
+
+    def _take(self, request: int, tokens: tuple[int, ...], now: float) -> None:
+        if self._last[request]:
+            self.gaps.append(now - self._last[request])
+        else:
+            self.first[request] = now
+        self._last[request] = now
+        self.tokens[request] += tokens
+        self._given += len(tokens)
+
+
+def _submit(index: int, item: Item) -> Submit:
+    return Submit(
+        request=index,
+        prompt=np.array(item.prompt, dtype="<i4").tobytes(),
+        sampling=SamplingParams(seed=0, temperature=0.0),
+        stop=StopRule(max_tokens=item.max_tokens, ignore_eos=True),
+    )

@@ -1,0 +1,83 @@
+"""`octavo serve` as a process of its own on a free loopback port, and what CPU its processes take."""
+
+from __future__ import annotations
+
+import collections
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Final
+
+import psutil
+
+_READY: Final = re.compile(r"Serving .* at (http://\S+)$")
+_LAST_LINES: Final = 8
+_END_SECONDS: Final = 15.0
+
+
+class ServerError(RuntimeError):
+    """The server did not come up; the message holds its last words."""
+
+
+class OwnServer:
+    """A server that answers at `url` under the model name `name`."""
+
+    name = "bench"
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        """Know the running process."""
+        self.url = url
+        self._process = psutil.Process(process.pid)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds taken so far, by role: api, engine, tokenisers."""
+        taken = {"api": _cpu(self._process), "engine": 0.0, "tokenisers": 0.0}
+        for child in self._process.children(recursive=True):
+            taken["engine" if "octavo_engine.worker" in child.cmdline() else "tokenisers"] += _cpu(child)
+        return taken
+
+
+@contextmanager
+def own_server(model: str, flags: Sequence[str] = ()) -> Iterator[OwnServer]:
+    """Start `octavo serve MODEL FLAGS` and end it, and all it started, on the way out. Raises ServerError."""
+    command = [
+        *(sys.executable, "-m", "octavo_engine.cli", "serve", model, "--host", "127.0.0.1", "--port", "0"),
+        *("--admin-port", "0", "--served-model-name", OwnServer.name, "--drain-propagation", "0", *flags),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    reader: threading.Thread | None = None
+    try:
+        server = OwnServer(process, _wait_ready(process.stderr))
+        # Its log is read on, or a full pipe would stop it.
+        reader = threading.Thread(target=collections.deque, args=(process.stderr, 0), daemon=True)
+        reader.start()
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if reader is not None:
+            reader.join(_END_SECONDS)
+        process.stderr.close()
+
+
+def _wait_ready(log: IO[str]) -> str:
+    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    for line in log:
+        found = _READY.search(line.rstrip())
+        if found is not None:
+            return found[1]
+        last.append(line.rstrip())
+    raise ServerError("octavo serve ended before it was ready:\n" + "\n".join(last))
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
