@@ -101,7 +101,8 @@ def serve(
         ),
     ] = "0",
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Storage type of the KV cache.")
+        Literal["auto", "bfloat16", "float16", "float32", "int8", "bf16"],
+        typer.Option(help="Storage type of the KV cache; auto: int8 for quantised weights, else as the weights."),
     ] = "auto",
     scheduler: Annotated[
         Literal["continuous", "static"], typer.Option(help="static: batches as transformers.generate forms them.")
@@ -117,6 +118,13 @@ def serve(
             help="Share the KV blocks of equal prefixes.",
         ),
     ] = True,
+    speculation: Annotated[
+        Literal["auto", "ngram", "off"],
+        typer.Option(help="Draft tokens that the sequence has repeated before, where that pays. Changes no token."),
+    ] = "auto",
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=1, max=64, help="Drafted tokens of one sequence in one step at the most.")
+    ] = 8,
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
     max_queue_requests: Annotated[
         int,
@@ -194,10 +202,12 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_cache_memory=kv_cache_bytes,
-        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_dtype="bfloat16" if kv_cache_dtype == "bf16" else kv_cache_dtype,
         scheduler=scheduler,
         kv_allocation=kv_allocation,
         prefix_sharing=prefix_sharing,
+        speculation=speculation,
+        num_speculative_tokens=num_speculative_tokens,
         tensor_parallel_size=tensor_parallel_size,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,

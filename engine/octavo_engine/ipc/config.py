@@ -11,9 +11,11 @@ from typing import Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDType = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerKind = Literal["continuous", "static"]
+Speculation = Literal["auto", "ngram", "off"]
 KVAllocation = Literal["paged", "contiguous"]
 
 
@@ -35,10 +37,15 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     max_num_batched_tokens: int = 0
     block_size: int = 16
     kv_cache_memory: int = 0
-    kv_cache_dtype: DType = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     scheduler: SchedulerKind = "continuous"
     kv_allocation: KVAllocation = "paged"
     prefix_sharing: bool = True
+    speculation: Speculation = "auto"
+    """ngram: draft what followed the same tokens earlier in the sequence, where that pays; auto: so, but for a scripted
+    model, which states what a token takes."""
+    num_speculative_tokens: int = 8
+    """Drafts of one sequence in one step at the most."""
     tensor_parallel_size: int = 1
     max_queue_requests: int = 1024
     """Sequences that may wait; one more is refused (429)."""

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.qtensor import QTensor, Stored
 from octavo_engine.model.spec import ModelSpec, UnsupportedModelError
 
 
 class Checkpoint(NamedTuple):
-    """An opened model. `tensor(name)` maps one tensor in (nothing is read until it is used).
+    """An opened model. `describe(name)` reads nothing of a tensor; `tensor(name)` maps it in, to be read when used.
 
     files: what the model digest covers. quantization: the kind most weights are stored in (`F32`, `BF16`, `Q4_1` …).
     eos_token_ids: the tokens that end a sequence, as the checkpoint says.
     """
 
     spec: ModelSpec
+    describe: Callable[[str], Stored]
     tensor: Callable[[str], QTensor]
     files: tuple[Path, ...]
     quantization: str

@@ -16,30 +16,42 @@ _log = logging.getLogger(__name__)
 _CHUNK = 8 * 1024 * 1024
 
 
-def file_sha256(path: Path, progress: Progress | None = None) -> str:
-    """Return the hexadecimal SHA-256 of a file.
+def file_sha256(path: Path, progress: Progress | None = None, *, offset: int = 0) -> str:
+    """Return the hexadecimal SHA-256 of a file, or of what follows `offset` in it.
 
     It is remembered in the cache by path, size, inode and change time, so that a large file is read once. A cache that
     cannot be written (a read-only root) costs the reading each time, nothing else.
     """
-    status = path.stat()
-    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_ino}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
-    memo = cache_root() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
     try:
-        return memo.read_text("ascii")
+        return _memo(path, offset).read_text("ascii")
     except OSError:
-        digest = _read_sha256(path, status.st_size, progress)
-    try:
-        write_atomically(memo, digest.encode("ascii"))
-    except OSError as error:
-        # A read-only or full cache: the digest itself is right.
-        _log.info("The digest of %s is not remembered (%s); it is computed again at the next start.", path, error)
+        digest = read_sha256(path, progress, offset=offset)
+    remember_sha256(path, digest, offset=offset)
     return digest
 
 
-def _read_sha256(path: Path, size: int, progress: Progress | None) -> str:
-    state, done = hashlib.sha256(), 0
+def remember_sha256(path: Path, digest: str, *, offset: int = 0) -> None:
+    """Note a file's digest for `file_sha256`, for as long as the file does not change."""
+    try:
+        write_atomically(_memo(path, offset), digest.encode("ascii"))
+    except OSError as error:
+        # A read-only or full cache: the digest itself is right.
+        _log.info("The digest of %s is not remembered (%s); it is computed again at the next start.", path, error)
+
+
+def _memo(path: Path, offset: int) -> Path:
+    status = path.stat()
+    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_ino}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+    if offset:
+        identity += f"\0{offset}"
+    return cache_root() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+
+
+def read_sha256(path: Path, progress: Progress | None = None, *, offset: int = 0) -> str:
+    """Read a file from `offset` on and return its hexadecimal SHA-256."""
+    state, done, size = hashlib.sha256(), offset, path.stat().st_size
     with path.open("rb") as stream:
+        stream.seek(offset)
         while chunk := stream.read(_CHUNK):
             state.update(chunk)
             done += len(chunk)

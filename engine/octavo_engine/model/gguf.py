@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
+from octavo_engine.model.gguf_metadata import GGUFError, TensorPlace, read_gguf_header
 from octavo_engine.model.names import gguf_name
-from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.qtensor import QTensor, Stored, aligned
 from octavo_engine.model.spec import (
     AttentionSpec,
     LayerSpec,
@@ -23,41 +23,48 @@ from octavo_engine.model.spec import (
     UnsupportedModelError,
 )
 
+_ELEMENTS: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
 
 class GGUFFile:
     """Metadata and tensors of one GGUF file. Raises UnsupportedModelError if the file is damaged or cut short."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError) as error:
-            raise UnsupportedModelError(f"{path} is not a complete GGUF file ({error}); download it again.") from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+            self._metadata, self._places = read_gguf_header(path)
+        except GGUFError as error:
+            raise UnsupportedModelError(str(error)) from error
+        self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._places
 
     def metadata(self, key: str, default: Any = None) -> Any:
         """Return a metadata value as Python data, or the default."""
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        return self._metadata.get(key, default)
+
+    def describe(self, name: str) -> Stored:
+        """Return a tensor's kind and shape."""
+        place = self._place(name)
+        return Stored(place.kind, place.shape)
 
     def tensor(self, name: str) -> QTensor:
-        """Return a tensor by the file's own name; its planes are views of the mapped file."""
-        stored = self._tensors.get(name)
-        if stored is None:
+        """Return a tensor by the file's own name; its plane is a view of the mapped file."""
+        kind, shape, offset, nbytes = self._place(name)
+        data = self._data[offset : offset + nbytes]
+        if kind in _ELEMENTS:
+            return QTensor(kind, shape, (aligned(data, _ELEMENTS[kind]).reshape(shape),))
+        return QTensor(kind, shape, (data.reshape(*shape[:-1], -1),))
+
+    def _place(self, name: str) -> TensorPlace:
+        place = self._places.get(name)
+        if place is None:
             raise UnsupportedModelError(f"The GGUF file has no tensor '{name}'; it is damaged, download it again.")
-        # The file lists dimensions innermost first.
-        shape = tuple(int(size) for size in reversed(stored.shape.tolist()))
-        kind = stored.tensor_type.name
-        data: NDArray[Any] = stored.data
-        if kind == "BF16":
-            data = data.view(np.uint16).reshape(shape)
-        return QTensor(kind, shape, (data,))
+        return place
 
     def main_kind(self) -> str:
         """Return the kind that most tensors of two dimensions are stored in."""
-        kinds = Counter(tensor.tensor_type.name for tensor in self._reader.tensors if len(tensor.shape) == 2)
+        kinds = Counter(place.kind for place in self._places.values() if len(place.shape) == 2)
         return kinds.most_common(1)[0][0] if kinds else "F32"
 
 
@@ -81,8 +88,11 @@ def open_gguf(path: Path) -> Checkpoint:
             return stored.take_rows(half_rotation_rows(heads, attention.head_dim))
         return stored
 
+    def describe(name: str) -> Stored:
+        return file.describe(gguf_name(name))
+
     eos = file.metadata("tokenizer.ggml.eos_token_id")
-    return Checkpoint(spec, tensor, (path,), file.main_kind(), () if eos is None else (int(eos),))
+    return Checkpoint(spec, describe, tensor, (path,), file.main_kind(), () if eos is None else (int(eos),))
 
 
 def half_rotation_rows(num_heads: int, head_dim: int) -> NDArray[np.intp]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as gguf_dequantize
 from numpy.typing import NDArray
 
 from octavo_engine.model.spec import UnsupportedModelError
 
 FLOAT_KINDS: Final = frozenset({"F32", "F16", "BF16"})
 """Kinds whose one plane holds the elements themselves (BF16 as uint16 bit patterns)."""
+
+
+class Stored(NamedTuple):
+    """How a tensor is stored, its elements unread: `kind` and `shape` as in `QTensor`."""
+
+    kind: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class QTensor:
             return plane.astype(np.float32)
         if self.kind == "BF16":
             return bfloat16_to_float32(plane)
+        # Imported where it is needed: a start that finds its weights packed needs it never.
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize as gguf_dequantize
+
         try:
             values = gguf_dequantize(plane, GGMLQuantizationType[self.kind])
         except (KeyError, NotImplementedError) as error:
@@ -50,11 +59,18 @@ class QTensor:
             ) from error
         return np.asarray(values, dtype=np.float32).reshape(self.shape)
 
-    def take_rows(self, rows: NDArray[np.intp]) -> QTensor:
-        """Return the tensor with its first dimension reordered: rows are stored whole, so nothing is requantised."""
-        return QTensor(self.kind, self.shape, tuple(plane[rows] for plane in self.planes))
+    def take_rows(self, rows: NDArray[np.integer[Any]]) -> QTensor:
+        """Return these rows of the tensor, in order: rows are stored whole, so nothing is requantised."""
+        return QTensor(self.kind, (len(rows), *self.shape[1:]), tuple(plane[rows] for plane in self.planes))
 
 
 def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Widen bfloat16 bit patterns (numpy has no such type): they are the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """View bytes of a file as `dtype`; where they lie unaligned, and only then, they are copied."""
+    if data.ctypes.data % dtype.itemsize:
+        data = data.copy()
+    return data.view(dtype)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.names import huggingface_name
-from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.qtensor import QTensor, Stored, aligned
 from octavo_engine.model.rope import rope_from_config
 from octavo_engine.model.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, UnsupportedModelError
 
@@ -51,10 +51,14 @@ class SafetensorsFile:
         if any(entry["data_offsets"][1] > self._data.size for entry in header.values()):
             raise UnsupportedModelError(f"{path} is shorter than its header says; download it again.")
 
+    def describe(self, name: str) -> Stored:
+        """Return a tensor's kind and shape."""
+        entry = self.header[name]
+        return Stored(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+
     def tensor(self, name: str) -> QTensor:
         """Return a tensor as a view of the mapped file."""
-        entry = self.header[name]
-        kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        (kind, shape), entry = self.describe(name), self.header[name]
         if kind not in _STORED:
             raise UnsupportedModelError(
                 f"Tensor '{name}' is stored as {kind}; use a checkpoint in F32, F16 or BF16, or a GGUF of the model."
@@ -62,14 +66,7 @@ class SafetensorsFile:
         begin, end = entry["data_offsets"]
         if end - begin != _STORED[kind].itemsize * int(np.prod(shape, dtype=np.int64)):
             raise UnsupportedModelError(f"Tensor '{name}' of {self.path} has the wrong size; download it again.")
-        return QTensor(kind, shape, (_aligned(self._data[begin:end], _STORED[kind]).reshape(shape),))
-
-
-def _aligned(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """View bytes as `dtype`; a header of odd length leaves them unaligned, and only then they are copied."""
-    if data.ctypes.data % dtype.itemsize:
-        data = data.copy()
-    return data.view(dtype)
+        return QTensor(kind, shape, (aligned(self._data[begin:end], _STORED[kind]).reshape(shape),))
 
 
 def open_safetensors(folder: Path) -> Checkpoint:
@@ -79,14 +76,20 @@ def open_safetensors(folder: Path) -> Checkpoint:
     index = {name: file for file in files for name in file.header}
     spec = llama_spec(config, head_stored=huggingface_name("head.weight") in index)
 
-    def tensor(name: str) -> QTensor:
+    def locate(name: str) -> SafetensorsFile:
         stored = huggingface_name(name)
         if stored not in index:
             raise UnsupportedModelError(f"{folder} has no tensor '{stored}'; it is incomplete, download it again.")
-        return index[stored].tensor(stored)
+        return index[stored]
+
+    def tensor(name: str) -> QTensor:
+        return locate(name).tensor(huggingface_name(name))
+
+    def describe(name: str) -> Stored:
+        return locate(name).describe(huggingface_name(name))
 
     covered = (folder / "config.json", *(file.path for file in files))
-    return Checkpoint(spec, tensor, covered, tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config))
+    return Checkpoint(spec, describe, tensor, covered, tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config))
 
 
 def _tensor_files(folder: Path) -> list[SafetensorsFile]:

@@ -7,6 +7,7 @@ mount's own root is read, which then is the container's cgroup.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -48,10 +49,10 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def compute_threads(root: Path = Path("/")) -> int:
-    """Return how many threads may compute: the CPUs of quota (rounded) and affinity mask, at least one."""
+    """Return how many threads may compute: the CPUs of quota (rounded up) and affinity mask, at least one."""
     cpus = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
-    return max(1, cpus if quota is None else min(cpus, int(quota + 0.5)))
+    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:

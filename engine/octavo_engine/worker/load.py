@@ -43,7 +43,7 @@ def load_model(config: EngineConfig, report: Report) -> LoadedModel:
     if config.device == "cuda":
         raise StartError("--device cuda is not offered yet: use --device cpu or auto.")
     try:
-        load = _load_scripted if config.model.startswith(SCRIPTED_SCHEME) else _load_reference
+        load = _load_scripted if config.model.startswith(SCRIPTED_SCHEME) else _load_cpu
         return load(config, report)
     except (OSError, ValueError) as error:
         # Files that are missing or damaged, models and options that no backend here serves: the message says what.
@@ -75,36 +75,41 @@ def _load_scripted(config: EngineConfig, report: Report) -> LoadedModel:
     )
 
 
-def _load_reference(config: EngineConfig, report: Report) -> LoadedModel:
+def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     from octavo_engine.model.checkpoint import open_checkpoint
     from octavo_engine.model.digest import model_digest
     from octavo_engine.model.source import resolve
+    from octavo_engine.worker.backends.cpu_precision import choose_precision
 
-    if config.kv_cache_dtype not in ("auto", "float32"):
-        raise StartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not offered here: use float32 or auto.")
     path = resolve(config.model, report)
     checkpoint = open_checkpoint(path)
+    precision = choose_precision(config.dtype, config.quantization, config.kv_cache_dtype, checkpoint.quantization)
     digest = model_digest(checkpoint.files, report)
-    # Only now: importing the backend imports torch.
-    from octavo_engine.worker.backends.reference import build_reference
-
-    executable = build_reference(
-        path,
-        config.dtype,
-        quantization=config.quantization,
+    try:
+        # Only now: it imports the kernels, which a wheel of the operator alone does not have.
+        from octavo_engine.worker.backends.cpu import build_cpu, start_pool
+    except ImportError as error:
+        raise StartError(
+            f"This installation has no CPU kernels ({error}): install a C++20 compiler (Debian: apt-get install g++) "
+            "and run pip install --force-reinstall octavo[engine]."
+        ) from error
+    executable = build_cpu(
+        checkpoint,
+        digest,
+        precision,
+        start_pool(config.threads),
         block_size=config.block_size,
-        max_model_len=config.max_model_len or None,
-        threads=config.threads,
+        max_model_len=config.max_model_len,
         progress=report,
     )
     return LoadedModel(
         executable=executable,
         max_model_len=executable.max_position,
         digest=digest,
-        dtype="float32",
-        kv_dtype="float32",
-        quantization=checkpoint.quantization,
-        backend="reference",
+        dtype=precision.dtype,
+        kv_dtype=precision.cache,
+        quantization=precision.weights or checkpoint.quantization,
+        backend="cpu",
         device="cpu",
         eos_token_ids=checkpoint.eos_token_ids,
     )

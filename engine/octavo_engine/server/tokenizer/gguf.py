@@ -10,9 +10,9 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
+from octavo_engine.model.gguf_metadata import GGUFError, read_gguf_metadata
 from octavo_engine.server.tokenizer import bytelevel, sentencepiece, splits
 from octavo_engine.server.tokenizer.control import ControlTokens
-from octavo_engine.server.tokenizer.gguf_metadata import GGUFError, read_gguf_metadata
 from octavo_engine.server.tokenizer.vocabulary import HuggingFaceBackend, TokenizerError, Vocabulary, is_structural
 
 _PREFIX: Final = "tokenizer.ggml."

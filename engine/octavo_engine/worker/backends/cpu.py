@@ -1,0 +1,191 @@
+"""The CPU backend: a `ModelSpec` on the C++ kernels, two calls a layer. numpy holds the memory; no torch anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_engine.model.checkpoint import Checkpoint
+from octavo_engine.model.qtensor import QTensor
+from octavo_engine.model.rope import rope_table
+from octavo_engine.model.spec import LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
+from octavo_engine.worker.backends.cpu_cache import CpuLayout
+from octavo_engine.worker.backends.cpu_layer import Layer, Rope, Step, attend, logits, mlp
+from octavo_engine.worker.backends.cpu_precision import Precision
+from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
+from octavo_engine.worker.cgroup import compute_threads, cpu_quota
+from octavo_engine.worker.executable import ModelStep
+from octavo_kernels.cpu import Pool, Weight
+
+SPIN_MICROSECONDS: Final = 50
+Floats = NDArray[np.float32]
+
+
+def start_pool(threads: int = 0) -> Pool:
+    """Return the kernels' threads: `threads`, or for 0 as many as this container may use.
+
+    Where a quota gives less than whole CPUs they never spin: what they burn waiting, the next step would lack. Raises
+    RuntimeError if OCTAVO_CPU_ISA names what this machine cannot run.
+    """
+    threads = threads or compute_threads()
+    quota = cpu_quota()
+    return Pool(threads, 0 if quota is not None and quota < threads else SPIN_MICROSECONDS)
+
+
+def build_cpu(
+    checkpoint: Checkpoint,
+    digest: str,
+    precision: Precision,
+    pool: Pool,
+    *,
+    block_size: int = 16,
+    max_model_len: int = 0,
+    progress: Progress = lambda stage, fraction: None,
+) -> CpuModel:
+    """Load a checkpoint for this backend; its files are not needed afterwards.
+
+    digest: the checkpoint's `model_digest`, which names its packed weights. max_model_len: the longest context that
+    will be asked for, 0 for the model's own. Raises UnsupportedModelError with a sentence for the user.
+    """
+    spec = checkpoint.spec
+    _refuse_unserved(spec)
+    if max_model_len > spec.max_position:
+        raise UnsupportedModelError(
+            f"--max-model-len {max_model_len} is beyond the {spec.max_position} positions the model was trained for; "
+            f"use at most {spec.max_position}."
+        )
+    layout = CpuLayout(spec, block_size, precision.cache)
+    matrices = load_matrices(checkpoint, digest, precision, pool, progress)
+    # A context beyond max_model_len is never asked for: its rotary factors would be memory for nothing.
+    positions = max_model_len or spec.max_position
+    ropes = {rope: Rope(*rope_table(rope, positions)) for rope in {layer.attention.rope for layer in spec.layers}}
+    layers = [_layer(checkpoint, index, layer, layout, ropes, matrices) for index, layer in enumerate(spec.layers)]
+    final_norm = load_norm(checkpoint, spec.final_norm, "final_norm.weight")
+    return CpuModel(spec, layout, layers, matrices, final_norm, pool, positions, checkpoint.tensor("embedding.weight"))
+
+
+def _refuse_unserved(spec: ModelSpec) -> None:
+    if any(layer.mlp.moe is not None for layer in spec.layers):
+        raise UnsupportedModelError(f"Architecture '{spec.architecture}' has experts, which are not served yet.")
+
+
+def _layer(
+    checkpoint: Checkpoint,
+    index: int,
+    spec: LayerSpec,
+    layout: CpuLayout,
+    ropes: dict[RopeSpec, Rope],
+    matrices: dict[str, Weight],
+) -> Layer:
+    attention, vectors = spec.attention, load_vectors(checkpoint, index, spec)
+    group, _ = layout.places[index]
+    post_attention, post_mlp = spec.post_attention_norm, spec.post_mlp_norm
+    return Layer(
+        layout=layout.kernels[group],
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        scale=attention.scale,
+        rope=ropes[attention.rope],
+        attention_norm=vectors.attention_norm,
+        attention_eps=spec.attention_norm.eps,
+        qkv=matrices[f"layers.{index}.qkv"],
+        output=matrices[f"layers.{index}.o"],
+        mlp_norm=vectors.mlp_norm,
+        mlp_eps=spec.mlp_norm.eps,
+        gate_up=matrices[f"layers.{index}.gate_up"],
+        down=matrices[f"layers.{index}.down"],
+        qkv_bias=vectors.qkv_bias,
+        output_bias=vectors.output_bias,
+        gate_up_bias=vectors.gate_up_bias,
+        down_bias=vectors.down_bias,
+        q_norm=vectors.q_norm,
+        k_norm=vectors.k_norm,
+        qk_eps=attention.qk_norm.eps if attention.qk_norm else 1e-6,
+        post_attention_norm=vectors.post_attention_norm,
+        post_attention_eps=post_attention.eps if post_attention else 1e-6,
+        post_mlp_norm=vectors.post_mlp_norm,
+        post_mlp_eps=post_mlp.eps if post_mlp else 1e-6,
+        activation=spec.mlp.activation,
+        group=group,
+        window=attention.window,
+        softcap=attention.logit_softcap,
+    )
+
+
+class CpuPlan(NamedTuple):
+    """A step, and what the kernels prepared of it once."""
+
+    step: ModelStep
+    native: Step
+
+
+class CpuModel:
+    """An `Executable`: x is float32 [T, hidden_size], updated in place."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: CpuLayout,
+        layers: Sequence[Layer],
+        matrices: dict[str, Weight],
+        final_norm: Floats,
+        pool: Pool,
+        max_position: int,
+        embedding: QTensor,
+    ) -> None:
+        self.spec = spec
+        self.pool = pool
+        self.layout = layout
+        self.vocab_size = spec.vocab_size
+        self.num_layers = len(layers)
+        self.max_position = max_position
+        self.packed_bytes = sum(weight.nbytes for name, weight in matrices.items() if name != "embedding")
+        """Bytes of weights that one decode step reads."""
+        self._layers = layers
+        self._head = matrices["head"]
+        self._embedding = matrices.get("embedding", self._head)
+        self._final_norm = final_norm
+        self.embedding = embedding
+        layout.on_allocate = self._bind
+
+    def _bind(self) -> None:
+        for index, layer in enumerate(self._layers):
+            layer.bind(self.layout.cache(index))
+
+    def kernel_seconds(self) -> float:
+        """Return the wall seconds spent inside native calls so far."""
+        return self.pool.seconds_inside
+
+    def plan(self, step: ModelStep) -> CpuPlan:
+        """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""
+        if (step.adapters >= 0).any():
+            raise ValueError("LoRA adapters are not served yet; send the request without one.")
+        return CpuPlan(
+            step, Step(step.positions, step.row_offsets, step.context_lengths, step.block_tables, step.slots)
+        )
+
+    def embed(self, plan: CpuPlan) -> Floats:
+        """Return x of the step's tokens, before the first layer."""
+        x = self.embedding.take_rows(plan.step.tokens).dequantize()
+        return np.array(x) * np.float32(self.spec.embedding_scale)
+
+    def attend(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
+        """Return x after the layer's attention block."""
+        attend(self.pool, self._layers[layer], plan.native, x)
+        return x
+
+    def mlp(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
+        """Return x after the layer's feed-forward block."""
+        mlp(self.pool, self._layers[layer], x)
+        return x
+
+    def logits(self, plan: CpuPlan, x: Floats, wanted: slice = slice(None)) -> Floats:
+        """Return float32 [L, vocab_size] for `step.logit_tokens[wanted]`."""
+        tokens = plan.step.logit_tokens[wanted]
+        out = np.empty((len(tokens), self.vocab_size), np.float32)
+        spec = self.spec
+        logits(self.pool, self._final_norm, spec.final_norm.eps, self._head, x, tokens, out, spec.logit_softcap)
+        return out
