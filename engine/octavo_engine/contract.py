@@ -184,6 +184,18 @@ REQUEST_SECONDS: Final = Metric(
     alias="vllm:e2e_request_latency_seconds",
     buckets=_REQUEST,
 )
+DRAFT_TOKENS: Final = Metric(
+    "octavo_draft_tokens_total",
+    "counter",
+    "Tokens drafted by speculation and computed",
+    alias="vllm:spec_decode_num_draft_tokens_total",
+)
+ACCEPTED_TOKENS: Final = Metric(
+    "octavo_accepted_draft_tokens_total",
+    "counter",
+    "Drafted tokens that were what the sampler drew",
+    alias="vllm:spec_decode_num_accepted_tokens_total",
+)
 STATIC_BATCHES: Final = Metric(
     "octavo_static_batches_total", "counter", "Batches formed by --scheduler static; 0 when batching continuously"
 )
@@ -213,6 +225,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     TIME_TO_FIRST_TOKEN,
     INTER_TOKEN,
     REQUEST_SECONDS,
+    DRAFT_TOKENS,
+    ACCEPTED_TOKENS,
     STATIC_BATCHES,
     RESERVED_SLOTS,
     STEP_SECONDS,

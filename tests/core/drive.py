@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from octavo_engine.core.config import CacheGroup, Event, Refusal, Request, SchedulerConfig
-from octavo_engine.core.lifecycle import DraftSource, Lifecycle
+from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
 from octavo_engine.core.stop import StopRule
@@ -29,6 +29,27 @@ def continuation(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(tokens[len(prompt) :])
 
 
+class Guesses:
+    """A draft source that guesses what a function of the known tokens says, whatever it costs."""
+
+    def __init__(self, propose: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        self._propose = propose
+        self.measurements: list[tuple[int, float]] = []
+        self.forgotten: list[int] = []
+
+    def worthwhile(self, running: int) -> bool:
+        return True
+
+    def propose(self, sequence: int, tokens: Sequence[int], room: int, planned: int, running: int) -> Sequence[int]:
+        return self._propose(tokens)[:room]
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        self.measurements.append((tokens, seconds))
+
+    def forget(self, sequence: int) -> None:
+        self.forgotten.append(sequence)
+
+
 class Drive:
     """A scheduler, the runner's idea of its slots, and what was told so far."""
 
@@ -38,7 +59,7 @@ class Drive:
         *,
         window: int = 0,
         windows: Sequence[int] = (),
-        propose: DraftSource | None = None,
+        propose: Callable[[Sequence[int]], Sequence[int]] | None = None,
         writes: Callable[[Sequence[int]], int] = next_token,
         **config: Any,
     ) -> None:
@@ -51,7 +72,7 @@ class Drive:
             "eos_token_ids": (EOS,),
             "watermark": 0.0,
         }
-        self.scheduler: Lifecycle = create_scheduler(SchedulerConfig(**(values | config)), propose)
+        self.scheduler: Lifecycle = create_scheduler(SchedulerConfig(**(values | config)), propose and Guesses(propose))
         self.writes = writes
         self.slots: dict[int, tuple[int, list[int]]] = {}
         self.plans: list[StepPlan] = []

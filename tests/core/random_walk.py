@@ -23,6 +23,7 @@ from octavo_engine.core.stop import StopRule
 from octavo_engine.sampling.settings import SamplingSettings, prepare
 from octavo_engine.worker.backends.scripted import EOS_TOKEN, build_scripted
 from octavo_engine.worker.runner import Runner, StepError
+from tests.core.drive import Guesses
 from tests.core.walk_cases import (
     BLOCK,
     BUDGET,
@@ -77,7 +78,7 @@ class Walk:
         model = build_model(case, num_blocks)
         self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
         self.scheduler: Lifecycle = create_scheduler(
-            make_config(case, model, num_blocks, max_queue_requests=24), self.propose if case.drafts else None
+            make_config(case, model, num_blocks, max_queue_requests=24), Guesses(self.propose) if case.drafts else None
         )
         self.alone = Alone(case)
         self.figures = Figures()

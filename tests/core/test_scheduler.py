@@ -178,8 +178,28 @@ def test_drafts_are_guessed_only_once_every_token_before_them_is_known(depth):
     drive.submit(range(6), 9)
     drive.finish(depth)
     drafted = [row.start + 1 for plan in drive.plans for row in plan.rows if row.drafts]
-    assert drafted == asked
+    assert set(drafted) <= set(asked)
     assert len(drafted) > 3
+
+
+def test_with_two_plans_in_flight_a_sequence_without_a_guess_does_not_wait_for_its_token():
+    drive = Drive(propose=lambda tokens: [])
+    drive.submit(range(6), 9)
+    drive.plan()
+    assert drive.plan() is not None
+    drive.finish(depth=2)
+
+
+def test_a_draft_source_learns_of_steps_that_only_decode_and_of_ends():
+    drive = Drive(propose=lambda tokens: [1, 2])
+    drive.submit(range(6), 3)
+    drive.submit(range(10, 16), 8)
+    for seconds in (1.0, 2.0):
+        drive.scheduler.measured(drive.step(), seconds)
+    source = drive.scheduler._source
+    assert source.measurements == [(5, 2.0)]
+    drive.finish()
+    assert source.forgotten == [0, 1]
 
 
 def test_drafts_stay_within_budget_context_and_memory():
@@ -266,6 +286,8 @@ def test_the_snapshot_tells_the_queue_and_the_blocks():
         prefix_miss_tokens=2,
         preemptions=0,
         recomputed_tokens=0,
+        drafted_tokens=0,
+        accepted_tokens=0,
         static_batches=0,
         reserved_slots=0,
     )

@@ -92,12 +92,12 @@ class Client:
 
 
 @contextmanager
-def engine(executable, num_blocks, *, depth=1, **sizes):
+def engine(executable, num_blocks, *, depth=1, drafts=None, **sizes):
     executable.layout.allocate([num_blocks] * len(executable.layout.groups))
     sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64} | sizes
     groups = tuple(CacheGroup(num_blocks, group.window) for group in executable.layout.groups)
     config = SchedulerConfig(groups=groups, eos_token_ids=EOS, max_plans_in_flight=depth, **sizes)
-    scheduler, pipes = create_scheduler(config), Pipes()
+    scheduler, pipes = create_scheduler(config, drafts), Pipes()
     runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
     executor = InProcessExecutor(runner)
     loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=EOS, depth=depth)

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from octavo_engine.core.speculation import PromptLookup
 from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.worker.backends.scripted import build_scripted
 from octavo_engine.worker.loop import STEP_FAILED, EngineBrokenError
@@ -130,6 +131,30 @@ def test_a_flood_of_long_prompts_does_not_hold_up_a_running_stream():
         for request in range(1, 301):
             client.abort(request)
         client.wait_finished(*((request, 0) for request in range(301)))
+
+
+# --- speculation ------------------------------------------------------------------------------------------------
+REPEATING = [97 + n % 26 for n in range(12)] * 12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_speculation_saves_steps_and_changes_nothing(depth, temperature):
+    script = ",".join(map(str, REPEATING))
+    uri = f"scripted://?script={script}&step=2ms"
+    texts, steps = [], []
+    for drafts in (None, PromptLookup(8)):
+        with engine(uri, depth=depth, drafts=drafts) as client:
+            for request in (1, 2, 3):
+                client.submit(request, prompt_of(request, 20), max_tokens=100, temperature=temperature)
+            client.wait_finished((1, 0), (2, 0), (3, 0))
+            client.until(lambda: client.snapshot.running == 0)
+            texts.append([client.tokens[request, 0] for request in (1, 2, 3)])
+            steps.append(client.steps)
+            drafted, accepted = client.snapshot.drafted_tokens, client.snapshot.accepted_tokens
+            client.scheduler.assert_idle()
+    assert texts[0] == texts[1]
+    assert steps[1] < 0.6 * steps[0]
+    assert 0 < accepted <= drafted
 
 
 # --- ending -----------------------------------------------------------------------------------------------------

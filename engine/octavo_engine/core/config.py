@@ -106,8 +106,8 @@ class Event(NamedTuple):
 class CoreSnapshot(NamedTuple):
     """The scheduler's state in numbers, named as the engine's Snapshot message names them.
 
-    Blocks are summed over KV groups. The last six are totals since the start; `reserved_slots` counts the token slots
-    reserved by contiguous allocation.
+    Blocks are summed over KV groups. From `prefix_hit_tokens` on they are totals since the start;
+    `reserved_slots` counts the token slots reserved by contiguous allocation.
     """
 
     blocks_active: int
@@ -121,5 +121,7 @@ class CoreSnapshot(NamedTuple):
     prefix_miss_tokens: int
     preemptions: int
     recomputed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     static_batches: int
     reserved_slots: int

@@ -12,8 +12,6 @@ import heapq
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -37,9 +35,6 @@ from octavo_engine.core.sequence import Sequence, State
 from octavo_engine.core.step import Admission, BlockAppend, BlockCopy, Row, RowResult, StepPlan, StepResult
 from octavo_engine.core.stop import Stop, check_stop
 from octavo_engine.core.waiting import WaitingQueue
-
-DraftSource = Callable[[Tokens[int]], Tokens[int]]
-"""Given a sequence's known tokens, guess the next ones; none is a fine answer. A wrong guess costs time, no output."""
 
 _key = attrgetter("key")
 
@@ -71,6 +66,8 @@ class Totals:
     prefix_miss_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     static_batches: int = 0
     reserved_slots: int = 0
 
@@ -188,6 +185,10 @@ class Lifecycle(ABC):
             if sequence.state is not State.FINISHED
         ]
 
+    @abstractmethod
+    def measured(self, plan: StepPlan, seconds: float) -> None:
+        """Learn how long a step took: what speculation weighs its drafts against."""
+
     def snapshot(self, now: float) -> CoreSnapshot:
         """Return the state in numbers, `now` on the clock of `Request.arrival`."""
         oldest = self.waiting.oldest_arrival()
@@ -204,6 +205,8 @@ class Lifecycle(ABC):
             prefix_miss_tokens=totals.prefix_miss_tokens,
             preemptions=totals.preemptions,
             recomputed_tokens=totals.recomputed_tokens,
+            drafted_tokens=totals.drafted_tokens,
+            accepted_tokens=totals.accepted_tokens,
             static_batches=totals.static_batches,
             reserved_slots=totals.reserved_slots,
         )
@@ -339,6 +342,9 @@ class Lifecycle(ABC):
         if sequence.state is State.FINISHED or row.discard:
             return None
         sequence.num_placeholders -= row.samples
+        if row.drafts:
+            self.totals.drafted_tokens += len(row.drafts)
+            self.totals.accepted_tokens += max(0, len(result.tokens) - 1)
         if result.failed:
             return self._finish(sequence, "error", detail=result.failed)
         if row.samples and not result.tokens:

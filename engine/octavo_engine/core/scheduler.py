@@ -11,27 +11,28 @@ preempted for its own sake either: it keeps its blocks and waits for a step, bec
 Each running sequence planned later keeps one token of the budget reserved, so that a long prompt chunk never makes
 a decoding sequence miss a step.
 
-Drafts are guessed from known tokens only. With a draft source a sequence is therefore not planned while a token of its
-own is in flight: with two plans in flight it is computed in every other step, several tokens at a time.
+Drafts are guessed from known tokens only. A sequence for which there are drafts is therefore not planned while a token
+of its own is in flight: with two plans in flight it is computed in every other step, several tokens at a time.
 """
 
 from __future__ import annotations
 
 from octavo_engine.core.config import BlockReason, SchedulerConfig
 from octavo_engine.core.kv import Hit, shareable_blocks
-from octavo_engine.core.lifecycle import DraftSource, Lifecycle, StepBuilder
+from octavo_engine.core.lifecycle import Lifecycle, StepBuilder
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.core.speculation import DraftSource
 from octavo_engine.core.static import StaticScheduler
-from octavo_engine.core.step import Row
+from octavo_engine.core.step import Row, StepPlan
 
 
 class Scheduler(Lifecycle):
     """Plans steps and takes in their results; see `Lifecycle` for everything but the choice of rows."""
 
-    def __init__(self, config: SchedulerConfig, propose: DraftSource | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, drafts: DraftSource | None = None) -> None:
         """Raise CapacityError if the cache cannot hold one longest sequence, ValueError for other bad sizes."""
         super().__init__(config)
-        self._propose = propose
+        self._source = drafts
         self._watermark = tuple(int(config.watermark * group.num_blocks) for group in config.groups)
         self._no_headroom = (0,) * len(config.groups)
 
@@ -42,19 +43,24 @@ class Scheduler(Lifecycle):
     def _plan_running(self, step: StepBuilder) -> bool:
         """Give every running sequence its tokens; False if somebody was preempted or left without blocks."""
         everybody_served = True
+        source = self._source if self._source and self._source.worthwhile(len(self.running)) else None
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
             count = min(sequence.num_remaining, step.budget - (len(self.running) - index))
-            if count <= 0 or (self._propose and sequence.num_placeholders):
+            if count <= 0:
+                continue
+            drafts = self._drafts(source, step, sequence, len(self.running) - index) if source else ()
+            if drafts and sequence.num_placeholders:
                 continue
             end = sequence.num_computed + count
             if not self.kv.can_grow(sequence, end):
                 everybody_served = False
                 if not self._make_room(sequence, end):
                     break
-            drafts = self._drafts(step, sequence, count, later=len(self.running) - index)
+            if drafts and not self.kv.can_grow(sequence, end + len(drafts)):
+                drafts = ()
             self._grow(step, sequence, end + len(drafts))
             self._append_row(step, sequence, count, drafts)
         return everybody_served
@@ -98,13 +104,25 @@ class Scheduler(Lifecycle):
         count = shareable_blocks(sequence, self.config.block_size)
         return sequence.name_blocks(count, self.config.block_size)[:count]
 
-    def _drafts(self, step: StepBuilder, sequence: Sequence, count: int, later: int) -> tuple[int, ...]:
-        """Guess what follows, for a sequence that samples next and whose tokens are all known. Preempts nobody."""
-        if self._propose is None or sequence.num_remaining != 1:
+    def _drafts(self, source: DraftSource, step: StepBuilder, sequence: Sequence, later: int) -> tuple[int, ...]:
+        """Guess what follows, for a sequence that samples next; the caller sees to memory: drafts preempt nobody."""
+        if sequence.num_remaining != 1 or not sequence.num_generated:
             return ()
-        room = min(self.config.max_drafts, step.budget - count - later, sequence.max_len - len(sequence.tokens) - 1)
-        drafts = tuple(self._propose(sequence.tokens)[:room]) if room > 0 else ()
-        return drafts if self.kv.can_grow(sequence, sequence.num_tokens + len(drafts)) else ()
+        room = min(self.config.max_drafts, step.budget - 1 - later, sequence.max_len - sequence.num_tokens - 1)
+        if room <= 0:
+            return ()
+        planned = self.config.max_num_batched_tokens - step.budget + 1 + later
+        return tuple(source.propose(sequence.id, sequence.tokens, room, planned, len(self.running)))
+
+    def measured(self, plan: StepPlan, seconds: float) -> None:
+        """See `Lifecycle`. Steps that compute prompts too say nothing about what a draft costs."""
+        if self._source is not None and all(row.samples and row.num_tokens == len(row.drafts) + 1 for row in plan.rows):
+            self._source.measured(plan.num_tokens, seconds)
+
+    def _end(self, sequence: Sequence) -> None:
+        super()._end(sequence)
+        if self._source is not None:
+            self._source.forget(sequence.id)
 
     def _append_row(self, step: StepBuilder, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         start = sequence.num_computed
@@ -113,6 +131,6 @@ class Scheduler(Lifecycle):
         self._append(step, sequence, row)
 
 
-def create_scheduler(config: SchedulerConfig, propose: DraftSource | None = None) -> Lifecycle:
-    """Return the scheduler that `config.policy` names."""
-    return StaticScheduler(config) if config.policy == "static" else Scheduler(config, propose)
+def create_scheduler(config: SchedulerConfig, drafts: DraftSource | None = None) -> Lifecycle:
+    """Return the scheduler that `config.policy` names. Static batching has no use for drafts."""
+    return StaticScheduler(config) if config.policy == "static" else Scheduler(config, drafts)

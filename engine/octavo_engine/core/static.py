@@ -16,7 +16,7 @@ from octavo_engine.core.kv import NO_BLOCK
 from octavo_engine.core.lifecycle import Lifecycle, StepBuilder
 from octavo_engine.core.limits import peak_blocks
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.core.step import Row
+from octavo_engine.core.step import Row, StepPlan
 
 
 class StaticScheduler(Lifecycle):
@@ -32,6 +32,9 @@ class StaticScheduler(Lifecycle):
     def preempt(self, sequence: int) -> bool:
         """Nobody leaves a batch: always False."""
         return False
+
+    def measured(self, plan: StepPlan, seconds: float) -> None:
+        """Nothing here is weighed against a step's time."""
 
     def _fill(self, step: StepBuilder) -> None:
         if not self._batch:

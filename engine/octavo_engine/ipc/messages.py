@@ -112,6 +112,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix_miss_tokens: int
     preemptions: int
     recomputed_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     static_batches: int = 0
     reserved_slots: int = 0
     step_seconds: float = 0.0

@@ -91,6 +91,8 @@ class EngineMetrics(Collector):
             contract.PREFIX_TOKENS.name: [(("hit",), of("prefix_hit_tokens")), (("miss",), of("prefix_miss_tokens"))],
             contract.PREEMPTIONS.name: [((), of("preemptions"))],
             contract.RECOMPUTED_TOKENS.name: [((), of("recomputed_tokens"))],
+            contract.DRAFT_TOKENS.name: [((), of("drafted_tokens"))],
+            contract.ACCEPTED_TOKENS.name: [((), of("accepted_tokens"))],
             contract.STATIC_BATCHES.name: [((), of("static_batches"))],
             contract.RESERVED_SLOTS.name: [((), of("reserved_slots"))],
             contract.PROMPT_TOKENS.name: [((), lambda: float(counters.prompt_tokens))],

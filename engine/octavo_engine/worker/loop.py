@@ -156,6 +156,7 @@ class EngineLoop:
         self._in_flight.popleft()
         try:
             result, self._step_seconds = future.result()
+            self._scheduler.measured(plan, self._step_seconds)
         except StepError:
             logger.exception("A step failed: its requests end, the others go on")
             self._probe(plan)

@@ -13,6 +13,7 @@ import psutil
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.scheduler import create_scheduler
+from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Loaded, Progress
 from octavo_engine.worker.cgroup import memory_limit
@@ -84,7 +85,7 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report) -> En
     """Allocate the model's cache (anew if it has one) and put a scheduler and a runner over it. Raises StartError."""
     num_blocks = _allocate(model, config, report)
     try:
-        scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report))
+        scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report), _draft_source(model, config))
     except ValueError as error:
         raise StartError(f"{error}.") from error
     runner = Runner(
@@ -93,6 +94,12 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report) -> En
         max_model_len=scheduler.config.max_model_len,
     )
     return Engine(model, scheduler, runner)
+
+
+def _draft_source(model: LoadedModel, config: EngineConfig) -> DraftSource | None:
+    if config.speculation == "off" or (config.speculation == "auto" and model.backend == "scripted"):
+        return None
+    return PromptLookup(config.num_speculative_tokens)
 
 
 def _reporter(endpoint: Endpoint) -> Report:
@@ -146,6 +153,7 @@ def _scheduler_config(
         policy=config.scheduler,
         kv_allocation=config.kv_allocation,
         prefix_sharing=config.prefix_sharing,
+        max_drafts=config.num_speculative_tokens,
         max_queue_requests=config.max_queue_requests,
         max_queue_tokens=config.max_queue_tokens,
         max_plans_in_flight=config.plans_in_flight or (2 if model.device == "cuda" else 1),
