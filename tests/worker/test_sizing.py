@@ -20,12 +20,17 @@ FULL = (KVGroup(0, 1000),)
     [(GIB, 8 * GIB, GIB), (0, 2 * GIB, GIB), (0, 100 * GIB, DEFAULT_POOL_BYTES)],
 )
 def test_the_pool_takes_the_flag_or_a_bounded_share_of_what_is_left(requested, left, expected):
-    assert pool_bytes(requested, left) == expected
+    assert pool_bytes(requested, left, bytes_per_token=100_000) == expected
+
+
+@pytest.mark.parametrize(("bytes_per_token", "expected"), [(8192, GIB), (16, 64 << 20)])
+def test_a_small_model_takes_no_more_than_many_requests_of_its_own_need(bytes_per_token, expected):
+    assert pool_bytes(0, 100 * GIB, bytes_per_token) == expected
 
 
 def test_a_pool_larger_than_the_memory_left_stops_the_start():
     with pytest.raises(StartError, match=r"8\.00Gi does not fit: 4\.00Gi are left"):
-        pool_bytes(8 * GIB, 4 * GIB)
+        pool_bytes(8 * GIB, 4 * GIB, 1000)
 
 
 def test_groups_share_the_pool_block_by_block():

@@ -17,8 +17,12 @@ DEFAULT_POOL_SHARE: Final = 0.5
 """Of the memory that is left once the weights are loaded: the rest is for activations and the API process."""
 DEFAULT_POOL_BYTES: Final = 4 << 30
 """The default pool's largest size on a CPU: more is the operator's or the user's decision, by flag."""
+MIN_POOL_BYTES: Final = 64 << 20
+DEFAULT_POOL_TOKENS: Final = 256 * 512
+"""What a small model's default pool holds: 256 sequences of 512 tokens. Touching more would only make it start later."""
 
 MIN_BATCHED_TOKENS: Final = 64
+MEASURED_TOKENS: Final = 256
 MAX_BATCHED_TOKENS: Final = 2048
 STEP_SECONDS: Final = 0.150
 
@@ -27,14 +31,16 @@ class StartError(Exception):
     """The engine cannot start as it was asked to; the message says what to change."""
 
 
-def pool_bytes(requested: int, left: int) -> int:
-    """Return the KV pool's size for a flag (0: none given) and the bytes that are left on this machine."""
+def pool_bytes(requested: int, left: int, bytes_per_token: int) -> int:
+    """Return the KV pool's size for a flag (0: none given), the bytes left on this machine, and those a token takes."""
     if requested > left:
         raise StartError(
             f"--kv-cache-memory {requested / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after the "
             "weights. Ask for less, or raise the memory limit."
         )
-    return requested or min(int(left * DEFAULT_POOL_SHARE), DEFAULT_POOL_BYTES)
+    return requested or min(
+        int(left * DEFAULT_POOL_SHARE), DEFAULT_POOL_BYTES, max(DEFAULT_POOL_TOKENS * bytes_per_token, MIN_POOL_BYTES)
+    )
 
 
 def pool_blocks(total_bytes: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
@@ -71,17 +77,16 @@ def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> in
 def measured_batched_tokens(seconds_of: Callable[[int], float]) -> int:
     """Return how many tokens a step of 150 ms holds, between 64 and 2048, from `seconds_of(tokens)` measured here.
 
-    Doubles until a step takes longer, then interpolates; rounded down to whole blocks of 16.
+    Two measurements make a line, on which the answer lies; rounded down to whole blocks of 16. Starting is not held up
+    by steps of the answer's own size.
     """
-    tokens, seconds = MIN_BATCHED_TOKENS, seconds_of(MIN_BATCHED_TOKENS)
-    while seconds <= STEP_SECONDS and tokens < MAX_BATCHED_TOKENS:
-        more = 2 * tokens
-        longer = seconds_of(more)
-        if longer > STEP_SECONDS:
-            tokens += int((more - tokens) * (STEP_SECONDS - seconds) / (longer - seconds))
-            break
-        tokens, seconds = more, longer
-    return max(MIN_BATCHED_TOKENS, tokens // 16 * 16)
+    base = seconds_of(MIN_BATCHED_TOKENS)
+    if base >= STEP_SECONDS:
+        return MIN_BATCHED_TOKENS
+    slope = (seconds_of(MEASURED_TOKENS) - base) / (MEASURED_TOKENS - MIN_BATCHED_TOKENS)
+    if slope * (MAX_BATCHED_TOKENS - MIN_BATCHED_TOKENS) <= STEP_SECONDS - base:
+        return MAX_BATCHED_TOKENS
+    return (MIN_BATCHED_TOKENS + round((STEP_SECONDS - base) / slope)) // 16 * 16
 
 
 def step_seconds(model: Executable, num_blocks: Sequence[int], tokens: int) -> float:

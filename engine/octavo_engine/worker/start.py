@@ -121,7 +121,8 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Report) -> tuple
     layout = model.executable.layout
     num_blocks = model.num_blocks
     if not num_blocks:
-        num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left()), layout.groups)
+        bytes_per_token = sum(group.bytes_per_block for group in layout.groups) // layout.block_size
+        num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left(), bytes_per_token), layout.groups)
     started = time.perf_counter()
     try:
         layout.allocate(num_blocks)
