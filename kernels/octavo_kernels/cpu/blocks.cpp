@@ -1,5 +1,6 @@
 #include "blocks.hpp"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -29,17 +30,15 @@ void add_fifth_bits(const std::uint8_t* bits, GroupCode& code) {
         code.quants[i] = static_cast<std::uint8_t>(code.quants[i] | (bits[i / 8] >> (i % 8) & 1) << 4);
 }
 
-// Blocks of 32: scale, minimum if `minima`, 32 fifth bits if `fifth`, nibbles.
-GroupCode read_small_block(const std::uint8_t* block, bool minima, bool fifth) {
+// Blocks of 32: scale, minimum if MINIMA, 32 fifth bits if FIFTH, nibbles.
+template <std::size_t BYTES, bool MINIMA, bool FIFTH>
+GroupCode read_small_blocks(const std::uint8_t* row, std::size_t g) {
+    const std::uint8_t* block = row + g * BYTES;
     GroupCode code{};
     code.scale[0] = code.scale[1] = half_at(block);
-    block += 2;
-    if (minima) {
-        code.minimum = half_at(block);
-        block += 2;
-    }
-    read_nibbles(block + (fifth ? 4 : 0), code);
-    if (fifth) add_fifth_bits(block, code);
+    if (MINIMA) code.minimum = half_at(block + 2);
+    read_nibbles(block + BYTES - 16, code);
+    if (FIFTH) add_fifth_bits(block + BYTES - 20, code);
     return code;
 }
 
@@ -87,14 +86,16 @@ GroupCode read_q6_k(const std::uint8_t* block, std::size_t j) {
 
 }  // namespace
 
-GroupCode read_group(const std::string& source, const std::uint8_t* row, std::size_t g) {
-    if (source == "Q8_0") return read_q8_0(row + g * 34);
-    if (source == "Q4_0") return read_small_block(row + g * 18, false, false);
-    if (source == "Q4_1") return read_small_block(row + g * 20, true, false);
-    if (source == "Q5_0") return read_small_block(row + g * 22, false, true);
-    if (source == "Q5_1") return read_small_block(row + g * 24, true, true);
-    if (source == "Q4_K") return read_q4_k(row + g / 8 * 144, g % 8);
-    if (source == "Q6_K") return read_q6_k(row + g / 8 * 210, g % 8);
+GroupReader group_reader(const std::string& source) {
+    if (source == "Q8_0") return [](const std::uint8_t* row, std::size_t g) { return read_q8_0(row + g * 34); };
+    if (source == "Q4_0") return read_small_blocks<18, false, false>;
+    if (source == "Q4_1") return read_small_blocks<20, true, false>;
+    if (source == "Q5_0") return read_small_blocks<22, false, true>;
+    if (source == "Q5_1") return read_small_blocks<24, true, true>;
+    if (source == "Q4_K")
+        return [](const std::uint8_t* row, std::size_t g) { return read_q4_k(row + g / 8 * 144, g % 8); };
+    if (source == "Q6_K")
+        return [](const std::uint8_t* row, std::size_t g) { return read_q6_k(row + g / 8 * 210, g % 8); };
     throw std::invalid_argument("Weights of kind " + source + " have no groups.");
 }
 
@@ -130,61 +131,26 @@ void read_floats(const std::string& source, const std::uint8_t* row, std::size_t
     }
 }
 
-GroupCode quantise_int8(const float* values) {
-    GroupCode code{};
-    float largest = 0.0f;
-    for (int i = 0; i < 32; ++i) largest = std::fmax(largest, std::fabs(values[i]));
-    // The quants are of the scale as stored, which was rounded.
-    const float scale = half_to_float(float_to_half(largest / 127.0f));
-    code.scale[0] = code.scale[1] = scale;
-    for (int i = 0; i < 32; ++i) {
-        const float quant = scale > 0.0f ? std::nearbyint(values[i] / scale) : 0.0f;
-        code.quants[i] = static_cast<std::uint8_t>(128.0f + std::fmax(-128.0f, std::fmin(127.0f, quant)));
-    }
-    return code;
-}
-
-GroupCode quantise_int4(const float* values) {
-    GroupCode code{};
-    float low = values[0], high = values[0];
-    for (int i = 1; i < 32; ++i) {
-        low = std::fmin(low, values[i]);
-        high = std::fmax(high, values[i]);
-    }
-    const float scale = half_to_float(float_to_half((high - low) / 15.0f));
-    code.minimum = half_to_float(float_to_half(low));
-    code.scale[0] = code.scale[1] = scale;
-    for (int i = 0; i < 32; ++i) {
-        const float quant = scale > 0.0f ? std::nearbyint((values[i] - code.minimum) / scale) : 0.0f;
-        code.quants[i] = static_cast<std::uint8_t>(std::fmax(0.0f, std::fmin(15.0f, quant)));
-    }
-    return code;
-}
-
 float half_to_float(std::uint16_t half) {
-    const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    float magnitude;
-    if (exponent == 31) {
-        magnitude = mantissa ? NAN : INFINITY;
-    } else if (exponent == 0) {
-        magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-    } else {
-        magnitude = std::ldexp(static_cast<float>(mantissa | 1024), exponent - 25);
+    const std::uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+    if (magnitude < 0x400) {  // multiples of 2^-24
+        const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
+        return sign ? -value : value;
     }
-    return half & 0x8000 ? -magnitude : magnitude;
+    const std::uint32_t exponent = magnitude >= 0x7c00 ? 0x70000000u : 0x38000000u;
+    return std::bit_cast<float>(sign | ((magnitude << 13) + exponent));
 }
 
 std::uint16_t float_to_half(float value) {
-    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-    const float magnitude = std::fabs(value);
-    if (std::isnan(value)) return sign | 0x7e00;
-    if (magnitude >= 65520.0f) return sign | 0x7c00;
-    // In units of the last place, which below the smallest normal number is 2^-24.
-    int exponent = -14;
-    if (magnitude >= 6.103515625e-05f) exponent = std::ilogb(magnitude);
-    const float units = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
-    const int bits = ((exponent + 14) << 10) + static_cast<int>(units);
-    return static_cast<std::uint16_t>(sign | bits);
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
+    const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+    if (magnitude > 0x7f800000u) return sign | 0x7e00;
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00;  // 65520
+    if (magnitude < 0x38800000u) {                       // 2^-14: adding 0.5 rounds to multiples of 2^-24
+        const std::uint32_t sum = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f);
+        return static_cast<std::uint16_t>(sign | (sum - 0x3f000000u));
+    }
+    return static_cast<std::uint16_t>(sign | (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000u) >> 13);
 }
 
 std::uint16_t float_to_bf16(float value) {

@@ -1,4 +1,4 @@
-// Groups of 32 weights, read from the blocks of GGUF files or made from floats.
+// Groups of 32 weights, read from the blocks of GGUF files, and the conversions of single numbers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,14 +13,14 @@ struct GroupCode {
     float minimum;
 };
 
-// Group g of a row of GGUF blocks.
-GroupCode read_group(const std::string& source, const std::uint8_t* row, std::size_t g);
+// Reads group g of a row of GGUF blocks.
+using GroupReader = GroupCode (*)(const std::uint8_t* row, std::size_t g);
+
+// The reader of a GGUF kind. Throws std::invalid_argument if it has none.
+GroupReader group_reader(const std::string& source);
 
 // A row of F32, F16 or BF16 as floats.
 void read_floats(const std::string& source, const std::uint8_t* row, std::size_t count, float* out);
-
-GroupCode quantise_int8(const float* values);
-GroupCode quantise_int4(const float* values);
 
 float half_to_float(std::uint16_t half);
 std::uint16_t float_to_half(float value);  // to nearest even

@@ -131,6 +131,8 @@ struct Kernels {
     void (*gemm)(const Parallel&, const Gemm&);
     void (*to_bf16)(const Parallel&, const float* x, uint16_t* out, int rows, int k);
     void (*quantize)(const Parallel&, const float* x, int8_t* values, QuantGroup* groups, int rows, int k);
+    // Quantise one panel of float weights, values [32][k], into its records: U8 (zero 128) or U4_MIN.
+    void (*quantize_weights)(WeightKind kind, const float* values, int k, uint8_t* records);
     void (*rms_norm)(const Parallel&, const RmsNorm&);
     void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
     void (*rope_cache)(const Parallel&, const RopeCache&);

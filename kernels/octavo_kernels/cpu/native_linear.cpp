@@ -62,7 +62,7 @@ void pack_into(Runner& runner, const std::string& source, const std::vector<Byte
     }
     require_shape(out, "out", {packed_bytes(packing.kind, n, k)});
     Call call(runner);
-    pack(call.parallel, source, packing, rows, k, gate_up, out.data());
+    pack(runner.kernels, call.parallel, source, packing, rows, k, gate_up, out.data());
 }
 
 void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual, std::optional<In1> bias,

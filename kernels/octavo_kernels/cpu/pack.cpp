@@ -32,7 +32,9 @@ std::size_t record_bytes(const Shape& shape) {
 }
 
 struct Job {
-    std::string source;
+    const Kernels& kernels;
+    const std::string& source;
+    GroupReader reader;  // null: the source is of floats
     Packing packing;
     const std::vector<Plane>* planes;
     std::size_t n, k;
@@ -84,24 +86,27 @@ void pack_group(const Shape& shape, const GroupCode& code, int feature, std::uin
     }
 }
 
-void pack_quantised_panel(const Job& job, std::size_t panel) {
+void pack_blocks(const Job& job, std::size_t panel) {
     const Shape shape = shape_of(job.packing.kind);
     const std::size_t groups = job.k / GROUP, bytes = record_bytes(shape);
     std::uint8_t* records = job.out + panel * groups * bytes;
     std::memset(records, 0, groups * bytes);
-    const bool quantise = job.source == "F32" || job.source == "F16" || job.source == "BF16";
-    std::vector<float> values(quantise ? job.k : 0);
     for (int feature = 0; feature < PANEL; ++feature) {
         const std::uint8_t* row = source_row(job, panel * PANEL + static_cast<std::size_t>(feature));
         if (row == nullptr) continue;
-        if (quantise) read_floats(job.source, row, job.k, values.data());
-        for (std::size_t g = 0; g < groups; ++g) {
-            const GroupCode code = !quantise                    ? read_group(job.source, row, g)
-                                   : job.packing.kind == U4_MIN ? quantise_int4(values.data() + g * GROUP)
-                                                                : quantise_int8(values.data() + g * GROUP);
-            pack_group(shape, code, feature, records + g * bytes);
-        }
+        for (std::size_t g = 0; g < groups; ++g)
+            pack_group(shape, job.reader(row, g), feature, records + g * bytes);
     }
+}
+
+void quantise_panel(const Job& job, std::size_t panel) {
+    std::vector<float> values(PANEL * job.k);  // zero where there is no source
+    for (std::size_t feature = 0; feature < PANEL; ++feature) {
+        const std::uint8_t* row = source_row(job, panel * PANEL + feature);
+        if (row != nullptr) read_floats(job.source, row, job.k, values.data() + feature * job.k);
+    }
+    std::uint8_t* records = job.out + panel * (job.k / GROUP) * record_bytes(shape_of(job.packing.kind));
+    job.kernels.quantize_weights(job.packing.kind, values.data(), static_cast<int>(job.k), records);
 }
 
 void pack_float_panel(const Job& job, std::size_t panel) {
@@ -155,19 +160,22 @@ Packing choose_packing(const std::string& source, const std::string& target) {
         "Q5_0, Q5_1, Q4_K, Q6_K without one.");
 }
 
-void pack(const Parallel& parallel, const std::string& source, Packing packing, const std::vector<Plane>& planes,
-          std::size_t k, bool gate_up, std::uint8_t* out) {
+void pack(const Kernels& kernels, const Parallel& parallel, const std::string& source, Packing packing,
+          const std::vector<Plane>& planes, std::size_t k, bool gate_up, std::uint8_t* out) {
     std::size_t n = 0;
     for (const Plane& plane : planes) n += plane.rows;
     // Gate and up are padded to whole sixteens each.
     if (gate_up) n = (planes[0].rows + 15) / 16 * PANEL;
-    Job job{source, packing, &planes, n, k, gate_up, out};
+    const bool floats = source == "F32" || source == "F16" || source == "BF16";
+    Job job{kernels, source, floats ? nullptr : group_reader(source), packing, &planes, n, k, gate_up, out};
     auto call = [](void* pointer, int panel, int) {
         const Job& all = *static_cast<const Job*>(pointer);
         if (all.packing.kind == F32 || all.packing.kind == BF16) {
             pack_float_panel(all, static_cast<std::size_t>(panel));
+        } else if (all.reader == nullptr) {
+            quantise_panel(all, static_cast<std::size_t>(panel));
         } else {
-            pack_quantised_panel(all, static_cast<std::size_t>(panel));
+            pack_blocks(all, static_cast<std::size_t>(panel));
         }
     };
     parallel.run(parallel.pool, call, &job, static_cast<int>((n + PANEL - 1) / PANEL));

@@ -31,8 +31,9 @@ Packing choose_packing(const std::string& source, const std::string& target);
 // Bytes of a row of k weights of `source`. Throws std::invalid_argument if k is not a whole number of its blocks.
 std::size_t source_row_bytes(const std::string& source, std::size_t k);
 
-// Pack planes below each other (gate_up: two planes of equal height, 16 rows of each in turn) into `out`.
-void pack(const Parallel& parallel, const std::string& source, Packing packing, const std::vector<Plane>& planes,
-          std::size_t k, bool gate_up, std::uint8_t* out);
+// Pack planes below each other (gate_up: two planes of equal height, 16 rows of each in turn) into `out`. The bytes are
+// the same whichever variant packs.
+void pack(const Kernels& kernels, const Parallel& parallel, const std::string& source, Packing packing,
+          const std::vector<Plane>& planes, std::size_t k, bool gate_up, std::uint8_t* out);
 
 }  // namespace octavo

@@ -88,7 +88,7 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
     const std::vector<std::uint8_t> source = bytes_of(weights);
     const Packing packing = choose_packing("F32", target);
     std::vector<std::uint8_t> packed(packed_bytes(packing.kind, static_cast<std::size_t>(n), columns));
-    pack(s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}}, columns, false,
+    pack(s.kernels, s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}}, columns, false,
          packed.data());
     const std::vector<float> bias = numbers(static_cast<std::size_t>(n)),
                              residual = numbers(static_cast<std::size_t>(rows * n));
@@ -124,7 +124,7 @@ void check_file_formats(const Setting& s) {
         const Packing packing = choose_packing(source, "");
         std::vector<std::uint8_t> packed(packed_bytes(packing.kind, 2 * n + 16, k));
         packed.resize(packed_bytes(packing.kind, 2 * n, k));
-        pack(s.pool.parallel(), source, packing, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
+        pack(s.kernels, s.pool.parallel(), source, packing, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
              packed.data());
         std::vector<float> out(7 * n, 1.0f);
         Gemm gemm{packing.kind,

@@ -90,6 +90,7 @@ void gemm_float(const Parallel&, const Gemm&);
 void gemm_quantised(const Parallel&, const Gemm&);
 void to_bf16(const Parallel&, const float*, uint16_t*, int, int);
 void quantize(const Parallel&, const float*, int8_t*, QuantGroup*, int, int);
+void quantize_weights(WeightKind, const float*, int, uint8_t*);
 void rms_norm(const Parallel&, const RmsNorm&);
 void silu_mul(const Parallel&, const float*, float*, int, int);
 void rope_cache(const Parallel&, const RopeCache&);

@@ -16,6 +16,6 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, rms_norm, silu_mul, rope_cache, attention};
+    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, quantize_weights, rms_norm, silu_mul, rope_cache, attention};
 
 }  // namespace octavo::OCTAVO_VARIANT

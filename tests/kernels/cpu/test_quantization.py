@@ -1,0 +1,93 @@
+"""Weights quantised at load: what they cost, and that it depends on nothing but the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from octavo_kernels.cpu._native import Pool
+from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_records, sample
+
+_RNG = np.random.default_rng(0)
+_SHAPE = (64, 2048)
+_RANDOM = {
+    "gaussian": _RNG.standard_normal(_SHAPE, dtype=np.float32),
+    "heavy tails": _RNG.standard_t(2.5, _SHAPE).astype(np.float32),
+    "laplace": _RNG.laplace(size=_SHAPE).astype(np.float32) * np.float32(0.02),
+    "uniform": _RNG.uniform(3, 4, _SHAPE).astype(np.float32),
+}
+
+
+def from_the_ends(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return weights in 4 bits whose scale and minimum are those of each group's ends."""
+    groups = weights.reshape(len(weights), -1, 32)
+    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    scale = ((high - low) / np.float32(15)).astype(np.float16).astype(np.float32)
+    low = low.astype(np.float16).astype(np.float32)
+    return (np.clip(np.rint((groups - low) / scale), 0, 15) * scale + low).reshape(weights.shape)
+
+
+def error(weights: NDArray[np.float32], quantised: NDArray[np.float32]) -> float:
+    return float(np.sqrt(np.square(weights - quantised, dtype=np.float64).mean()))
+
+
+@pytest.mark.parametrize("name", _RANDOM)
+def test_int4_errs_a_tenth_less_than_scales_from_the_ends(name: str) -> None:
+    weights = _RANDOM[name]
+    assert error(weights, as_quantised("INT4", weights)) < 0.9 * error(weights, from_the_ends(weights))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_0"])
+def test_int4_of_weights_that_had_four_bits_is_those_weights(kind: str) -> None:
+    weights = sample(kind, 40, 512)[3]
+    np.testing.assert_allclose(as_quantised("INT4", weights), weights, rtol=0, atol=1.5e-4)
+
+
+def test_int4_of_q4_1_as_files_have_it_is_exact() -> None:
+    weights = from_the_ends(_RANDOM["gaussian"])
+    assert np.array_equal(as_quantised("INT4", weights), weights)
+
+
+def test_int8_has_its_largest_magnitude_at_127() -> None:
+    weights = _RANDOM["heavy tails"]
+    groups = weights.reshape(64, -1, 32)
+    scale = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
+    wanted = np.clip(np.rint(groups / scale), -128, 127) * scale
+    assert np.array_equal(as_quantised("INT8", weights), wanted.reshape(weights.shape))
+
+
+@pytest.mark.parametrize("kind", ["INT8", "INT4"])
+@given(
+    n=st.integers(1, 70),
+    groups=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+    exponent=st.integers(-40, 30),
+    zeros=st.floats(0, 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_variant_packs_the_same_bytes(
+    pools: dict[str, Pool], kind: str, n: int, groups: int, seed: int, exponent: int, zeros: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = np.ldexp(rng.standard_t(3, (n, groups * 32)), exponent).astype(np.float32)
+    weights[rng.random(weights.shape) < zeros] = 0
+    assert len({packed_bytes(kind, weights, pool).tobytes() for pool in pools.values()}) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.375, 1e-6, 60000.0])
+def test_int4_of_equal_weights_is_their_value_in_half_precision(value: float) -> None:
+    weights = np.full((3, 64), value, np.float32)
+    assert np.array_equal(as_quantised("INT4", weights), weights.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["INT8", "INT4"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_hidden(kind: str, poison: float) -> None:
+    weights = _RANDOM["gaussian"][:33, :96].copy()
+    weights[17, 40] = poison
+    _, scales, _ = read_records(packed_bytes(kind, weights), 96, kind)
+    spoilt = np.argwhere(~np.isfinite(scales[..., 0])).tolist()
+    assert spoilt == [[17, 1]]
