@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from octavo_engine import contract
+from octavo_engine.commands.bench import app as bench
 
 app = typer.Typer(
     name="octavo",
@@ -22,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench)
 
 
 @app.callback()

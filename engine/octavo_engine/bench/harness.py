@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from octavo_engine.bench.machine import Machine, describe_machine
 from octavo_engine.bench.observe import Observed, ObservingExecutor
 from octavo_engine.bench.workload import VOCABULARY, Item
 from octavo_engine.core.lifecycle import Lifecycle
@@ -33,7 +34,6 @@ from octavo_engine.ipc.messages import (
     ToServer,
 )
 from octavo_engine.worker.cgroup import compute_threads
-from octavo_engine.worker.executor import InProcessExecutor
 from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.start import Engine, build_engine
 
@@ -61,6 +61,8 @@ class RunResult(NamedTuple):
     """Spent inside native kernels; 0 where the backend does not count."""
     computing_seconds: float
     """Spent inside the runner."""
+    logprobs: list[list[float]]
+    """Of each prompt's tokens but the first, if the run scores."""
 
     @property
     def output_rate(self) -> float:
@@ -94,23 +96,67 @@ class Harness:
         self.config = msgspec.structs.replace(config, threads=config.threads or compute_threads(), socket_folder="")
         self._report = report
         self.model: LoadedModel = load_model(self.config, report)
+        self._allocated: tuple[int, ...] = ()
 
     @property
     def vocab(self) -> int:
         """The largest token id a workload for this model may hold."""
         return min(VOCABULARY, self.model.executable.vocab_size - 1)
 
+    @property
+    def pool(self) -> Any:
+        """The backend's native thread pool, None for a backend without one."""
+        return getattr(self.model.executable, "pool", None)
+
+    @property
+    def machine(self) -> Machine:
+        """This machine, with the threads and the instruction set that the model computes on."""
+        pool = self.pool
+        return describe_machine(self.config.threads, "" if pool is None else pool.variant)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the configuration in the words of `octavo serve`'s flags, what was left open as it was chosen."""
+        model, config = self.model, self.config
+        return {
+            "model": config.model,
+            "backend": model.backend,
+            "dtype": model.dtype,
+            "quantization": model.quantization,
+            "kv-cache-dtype": model.kv_dtype,
+            "kv-cache-memory": config.kv_cache_memory or "default",
+            "max-model-len": config.max_model_len,
+            "max-num-seqs": config.max_num_seqs,
+            "max-num-batched-tokens": config.max_num_batched_tokens,
+            "scheduler": config.scheduler,
+            "kv-allocation": config.kv_allocation,
+            "prefix-sharing": "on" if config.prefix_sharing else "off",
+            "threads": config.threads,
+        }
+
+    def unload(self) -> None:
+        """Give the model's memory back; the harness runs nothing any more."""
+        del self.model
+        gc.collect()
+
     def build(self, **changes: Any) -> Engine:
         """Return a fresh engine (empty cache) over the model, its configuration changed. Raises StartError."""
         config = msgspec.structs.replace(self.config, **changes)
         model = self.model._replace(num_blocks=()) if config.kv_cache_memory else self.model
-        return build_engine(model, config, self._report)
+        engine = build_engine(model, config, self._report, self._allocated)
+        self._allocated = tuple(group.num_blocks for group in engine.scheduler.config.groups)
+        return engine
 
     def settle(self) -> EngineConfig:
-        """Replace what the configuration leaves to measurement by what is measured here, once; return it."""
+        """Replace what the configuration leaves to measurement by what is measured here, once; return it.
+
+        The KV memory too: what is left on a machine changes from run to run.
+        """
         chosen = self.build().scheduler.config
+        groups = self.model.executable.layout.groups
+        self._report = _silent
         self.config = msgspec.structs.replace(
             self.config,
+            kv_cache_memory=chosen.groups[0].num_blocks * sum(group.bytes_per_block for group in groups),
             max_num_seqs=chosen.max_num_seqs,
             max_num_batched_tokens=chosen.max_num_batched_tokens,
             max_model_len=chosen.max_model_len,
@@ -122,21 +168,29 @@ class Harness:
         items: Sequence[Item],
         tell: Tell | None = None,
         adapt: Callable[[Engine], Engine] | None = None,
+        score: bool = False,
         **changes: Any,
     ) -> RunResult:
-        """Run the items on an empty cache, greedily, each to its full output. `adapt` may exchange the scheduler.
+        """Run the items on an empty cache, greedily, each to its full output.
 
-        Raises StartError for a configuration that cannot be, BenchError if a request fails.
+        `adapt` may exchange the scheduler; `score` asks for the prompts' log-probabilities. Raises StartError for a
+        configuration that cannot be, BenchError if a request fails.
         """
         engine = self.build(**changes)
-        return run_engine(adapt(engine) if adapt else engine, self.config, items, tell)
+        return run_engine(adapt(engine) if adapt else engine, self.config, items, tell, score)
 
 
-def run_engine(engine: Engine, config: EngineConfig, items: Sequence[Item], tell: Tell | None = None) -> RunResult:
+def _silent(stage: str, fraction: float) -> None:
+    """Say nothing: what is built again for each run is no news."""
+
+
+def run_engine(
+    engine: Engine, config: EngineConfig, items: Sequence[Item], tell: Tell | None = None, score: bool = False
+) -> RunResult:
     """Run the items on an engine to their ends, and leave it idle. Raises BenchError."""
-    executor = ObservingExecutor(InProcessExecutor(engine.runner), engine.scheduler)
-    client = _Client(items, tell)
-    inside = kernel_seconds(engine.model)
+    executor = ObservingExecutor(engine.executor(), engine.scheduler)
+    client = _Client(items, tell, score)
+    inside = engine.runner.executable.kernel_seconds()
     gc.collect()
     # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
@@ -154,15 +208,10 @@ def run_engine(engine: Engine, config: EngineConfig, items: Sequence[Item], tell
         tokens=[tuple(tokens) for tokens in client.tokens],
         observed=executor.seen,
         snapshot=client.snapshot,
-        kernel_seconds=kernel_seconds(engine.model) - inside,
+        kernel_seconds=engine.runner.executable.kernel_seconds() - inside,
         computing_seconds=client.computing,
+        logprobs=client.logprobs,
     )
-
-
-def kernel_seconds(model: LoadedModel) -> float:
-    """Return the seconds that the model's backend has spent inside native kernels so far; 0.0 if it does not count."""
-    count: Callable[[], float] | None = getattr(model.executable, "kernel_seconds", None)
-    return count() if count is not None else 0.0
 
 
 def _assert_idle(scheduler: Lifecycle) -> None:
@@ -175,8 +224,8 @@ def _assert_idle(scheduler: Lifecycle) -> None:
 class _Client:
     """`Endpoint` that is its own API process: all submissions in the first poll, `Shutdown` once everybody ended."""
 
-    def __init__(self, items: Sequence[Item], tell: Tell | None) -> None:
-        self._submits: list[ToEngine] = [_submit(index, item) for index, item in enumerate(items)]
+    def __init__(self, items: Sequence[Item], tell: Tell | None, score: bool) -> None:
+        self._submits: list[ToEngine] = [_submit(index, item, score) for index, item in enumerate(items)]
         self._tell = tell
         self._open = len(items)
         self._wanted = sum(item.max_tokens for item in items)
@@ -186,6 +235,7 @@ class _Client:
         self._last = [0.0] * len(items)
         self.gaps: list[float] = []
         self.tokens: list[list[int]] = [[] for _ in items]
+        self.logprobs: list[list[float]] = [[] for _ in items]
         self.computing = 0.0
         self.snapshot: Snapshot
 
@@ -211,6 +261,8 @@ class _Client:
                 raise BenchError(
                     f"Request {output.request} ended with '{output.finish}': {output.detail or 'no reason'}"
                 )
+            if output.prompt_logprobs:
+                self.logprobs[output.request] += np.frombuffer(output.prompt_logprobs, dtype="<f4").tolist()
             if output.tokens:
                 self._take(output.request, output.tokens, now)
             if output.finish:
@@ -229,10 +281,11 @@ class _Client:
         self._given += len(tokens)
 
 
-def _submit(index: int, item: Item) -> Submit:
+def _submit(index: int, item: Item, score: bool) -> Submit:
     return Submit(
         request=index,
         prompt=np.array(item.prompt, dtype="<i4").tobytes(),
         sampling=SamplingParams(seed=0, temperature=0.0),
         stop=StopRule(max_tokens=item.max_tokens, ignore_eos=True),
+        prompt_logprobs=score,
     )

@@ -16,7 +16,7 @@ import msgspec
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
 
-class StreamError(Exception):
+class StreamError(RuntimeError):
     """The request did not end as a stream must; the message says how."""
 
 
@@ -220,9 +220,12 @@ def parse_url(url: str) -> Address:
 
 
 async def connect(address: Address) -> Connection:
-    """Open a connection. Raises OSError."""
+    """Open a connection. Raises ConnectionError if nobody answers."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(Connection, address.host, address.port)
+    try:
+        _, connection = await loop.create_connection(Connection, address.host, address.port)
+    except OSError as error:
+        raise ConnectionError(f"Nobody answers at {address.authority} ({error.strerror}): start the server.") from error
     return connection
 
 

@@ -139,6 +139,20 @@ async def drive(
     return LoadResult(seconds, [outcome for outcome in run.outcomes if outcome], run.health, time.process_time() - cpu)
 
 
+async def first_model(url: str, api_key: str = "") -> str:
+    """Return the name of the first model a server lists. Raises ValueError, OSError, StreamError."""
+    address = parse_url(url)
+    connection = await connect(address)
+    try:
+        answer = await connection.request(request_bytes(address, "GET", contract.PATH_MODELS, api_key=api_key))
+    finally:
+        connection.close()
+    try:
+        return str(msgspec.json.decode(answer.body)["data"][0]["id"])
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise ValueError(f"{url} lists no model (it answered {answer.status}): name it with --model.") from error
+
+
 class _Connections:
     """Idle connections to one server, the one used last first."""
 

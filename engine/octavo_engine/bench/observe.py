@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from itertools import takewhile
 
 import msgspec
@@ -12,7 +11,7 @@ from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.step import StepPlan
 from octavo_engine.sampling.settings import SamplingSettings
-from octavo_engine.worker.executor import Executed, Executor
+from octavo_engine.worker.executor import Executed, Executor, Pending
 
 
 class Observed(msgspec.Struct):
@@ -58,7 +57,7 @@ class ObservingExecutor:
         """See `Executor`."""
         self._inner.forget(sequence)
 
-    def probe(self) -> Future[None]:
+    def probe(self) -> Pending[None]:
         """See `Executor`."""
         return self._inner.probe()
 
@@ -66,11 +65,11 @@ class ObservingExecutor:
         """See `Executor`."""
         self._inner.close()
 
-    def submit(self, plan: StepPlan) -> Future[Executed]:
-        """Pass the plan on; count while it is computed."""
-        future = self._inner.submit(plan)
+    def submit(self, plan: StepPlan) -> Pending[Executed]:
+        """Count, once the plan is on its way."""
+        pending = self._inner.submit(plan)
         self._look(plan)
-        return future
+        return pending
 
     def _look(self, plan: StepPlan) -> None:
         seen, scheduler = self.seen, self._scheduler

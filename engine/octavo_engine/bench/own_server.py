@@ -13,6 +13,8 @@ from typing import IO, Final
 
 import psutil
 
+from octavo_engine.ipc.config import EngineConfig
+
 _READY: Final = re.compile(r"Serving .* at (http://\S+)$")
 _LAST_LINES: Final = 8
 _END_SECONDS: Final = 15.0
@@ -66,6 +68,17 @@ def own_server(model: str, flags: Sequence[str] = ()) -> Iterator[OwnServer]:
         if reader is not None:
             reader.join(_END_SECONDS)
         process.stderr.close()
+
+
+def serve_flags(config: EngineConfig) -> list[str]:
+    """Return the flags with which `octavo serve` takes this configuration."""
+    flags = [
+        *("--dtype", config.dtype, "--quantization", config.quantization, "--kv-cache-dtype", config.kv_cache_dtype),
+        *("--kv-cache-memory", str(config.kv_cache_memory), "--max-num-seqs", str(config.max_num_seqs)),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens), "--scheduler", config.scheduler),
+        *("--kv-allocation", config.kv_allocation, "--max-model-len", str(config.max_model_len or "auto")),
+    ]
+    return flags if config.prefix_sharing else [*flags, "--no-prefix-sharing"]
 
 
 def _wait_ready(log: IO[str]) -> str:

@@ -1,0 +1,250 @@
+"""`octavo bench …`: how fast, how good, and what each mechanism is worth, measured on this machine.
+
+Each command loads what it needs when it runs, prints a table with the machine and the whole configuration, and writes
+the same figures with `--json`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from octavo_engine.commands import bench_options as options
+
+app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True)
+
+
+@app.command()
+def throughput(
+    model: options.Model = options.BUNDLED,
+    workload: options.WorkloadKind = "mixed",
+    requests: options.Requests = 64,
+    repeat: options.Repeat = 5,
+    seed: options.Seed = 0,
+    over_http: Annotated[
+        bool, typer.Option("--over-http", help="Also through 'octavo serve', by clients in this process.")
+    ] = False,
+    clients: Annotated[int, typer.Option(min=1, help="Clients over HTTP.")] = 64,
+    limits: Annotated[
+        bool, typer.Option("--limits", help="Measure the machine's peak, and tell the share used.")
+    ] = False,
+    perplexity_windows: options.PerplexityWindows = 4,
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = "auto",
+    kv_cache_dtype: options.KVCacheDType = "auto",
+    kv_cache_memory: options.KVCacheMemory = "0",
+    max_model_len: options.MaxModelLen = 0,
+    max_num_seqs: options.MaxNumSeqs = 0,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
+    prefix_sharing: options.PrefixSharing = True,
+    threads: options.Threads = 0,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Tokens a second with all requests there at once: in this process, and with --over-http through the server."""
+    from octavo_engine.bench import throughput as bench
+    from octavo_engine.bench.report import Report
+
+    config = options.engine_config(
+        model,
+        kv_cache_memory,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_sharing=prefix_sharing,
+        threads=threads,
+    )
+    with options.ending_in_a_sentence(*options.expected()):
+        harness = options.load(config)
+        make = options.workload(workload, requests, harness.vocab, harness.config.max_model_len)
+        seeded = lambda repetition: make(seed + repetition)  # noqa: E731
+        described = {"workload": workload, "seed": seed, **harness.describe()}
+        machine, known = harness.machine, options.limits(harness, limits)
+        runs = bench.in_process(
+            harness, seeded, repeat, lambda index: options.telling(f"in process {index + 1}/{repeat}")
+        )
+        found = bench.summarize(runs, options.work(harness), known)
+        perplexity = options.perplexity(harness, perplexity_windows)
+        http = None
+        if over_http:
+            http = _over_http(harness, seeded, repeat, clients, found)
+    figures = {"in_process": found, "over_http": http, "perplexity": perplexity, "limits": known}
+    table = bench.table(found, http, perplexity)
+    options.publish(Report("throughput", machine, described, [table], figures), json_file)
+
+
+def _over_http(harness: Any, make: Any, repeat: int, clients: int, found: Any) -> Any:
+    """Free the model in this process, and run the same through a server of the same configuration."""
+    import msgspec
+
+    from octavo_engine.bench import throughput as bench
+    from octavo_engine.bench.own_server import own_server, serve_flags
+
+    config = harness.config
+    harness.unload()
+    with own_server(config.model, serve_flags(config)) as server:
+        told = lambda index: options.telling(f"over HTTP {index + 1}/{repeat}")  # noqa: E731
+        http = bench.over_http(server, make, repeat, clients, told)
+    return msgspec.structs.replace(http, ratio=http.total_rate.median / found.total_rate.median)
+
+
+@app.command()
+def latency(
+    model: options.Model = options.BUNDLED,
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the decoding stream.")] = 128,
+    output: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 128,
+    prefill: Annotated[int, typer.Option(min=1, help="Prompt tokens of the prefill.")] = 512,
+    repeat: options.Repeat = 5,
+    limits: Annotated[bool, typer.Option(help="Measure the machine's limits, and tell the shares used.")] = True,
+    perplexity_windows: options.PerplexityWindows = 4,
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = "auto",
+    kv_cache_dtype: options.KVCacheDType = "auto",
+    kv_cache_memory: options.KVCacheMemory = "512Mi",
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    threads: options.Threads = 0,
+    json_file: options.JsonFile = None,
+) -> None:
+    """One stream alone: decode, prefill, time to first token, and how near the machine's limits they come."""
+    from octavo_engine.bench import latency as bench
+    from octavo_engine.bench.report import Report
+
+    config = options.engine_config(
+        model,
+        kv_cache_memory,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_sharing=False,
+        threads=threads,
+    )
+    with options.ending_in_a_sentence(*options.expected()):
+        harness = options.load(config)
+        machine, known = harness.machine, options.limits(harness, limits)
+        streams = bench.measure(harness, prompt, output, prefill, repeat, options.telling("one stream"))
+        found = bench.summarize(streams, prompt, output, prefill, options.work(harness), known)
+        perplexity = options.perplexity(harness, perplexity_windows)
+    figures = {"latency": found, "perplexity": perplexity, "limits": known}
+    table = bench.table(found, known, perplexity)
+    options.publish(Report("latency", machine, harness.describe(), [table], figures), json_file)
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Argument(help="An OpenAI server, such as http://127.0.0.1:8000.")],
+    model: Annotated[str, typer.Option(help="The model's name there; default: the server's first.")] = "",
+    workload: options.WorkloadKind = "mixed",
+    rate: Annotated[
+        float, typer.Option(min=0, help="Poisson arrivals a second; 0: the trace's own, or all at once.")
+    ] = 0.0,
+    duration: Annotated[float, typer.Option(min=1, help="Seconds of arrivals.")] = 60.0,
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", min=0, help="How many instead; of a trace, how many of its first.")
+    ] = 0,
+    find_saturation: Annotated[
+        bool, typer.Option("--find-saturation", help="First find what the server can do for --clients at once.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=2, help="With --find-saturation: the rate as a share of saturation.")
+    ] = 0.7,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that find the saturation.")] = 64,
+    saturation_seconds: Annotated[float, typer.Option(min=1, help="About how long finding it takes.")] = 60.0,
+    slo_ttft: Annotated[float, typer.Option(min=0, help="Objective for the time to first token, ms.")] = 1000.0,
+    slo_itl: Annotated[float, typer.Option(min=0, help="Objective for a request's mean inter-token time, ms.")] = 100.0,
+    seed: options.Seed = 0,
+    vocab: Annotated[int, typer.Option(min=101, help="Largest token id in prompts.")] = 49000,
+    longest: Annotated[int, typer.Option(min=2, help="Tokens to which a trace's requests are cut.")] = 2048,
+    api_key_file: Annotated[Path | None, typer.Option(help="File that holds the API key.")] = None,
+    json_file: options.JsonFile = None,
+    svg: options.SvgFolder = None,
+) -> None:
+    """Latency of any OpenAI server under open-loop arrivals: TTFT, ITL, end to end, goodput under an objective."""
+    from octavo_engine.bench import online as bench
+    from octavo_engine.bench.machine import describe_machine
+    from octavo_engine.bench.report import Report
+
+    with options.ending_in_a_sentence(OSError, ValueError, RuntimeError):
+        target = options.target(url, model, api_key_file)
+        machine = describe_machine()
+        found_rate = 0.0
+        if find_saturation:
+            make = lambda count: options.workload(workload, count, vocab, longest)(seed + 1)  # noqa: E731
+            found_rate = bench.saturation(target, make, clients, saturation_seconds, options.telling("saturation"))
+            rate = found_rate * share
+        count = requests or (max(1, round(rate * duration)) if rate else 64)
+        items = options.arrivals(options.workload(workload, count, vocab, longest)(seed), workload, rate)
+        load = bench.run(target, items, options.telling(f"{len(items)} requests"))
+        found = bench.summarize(load, items, slo_ttft / 1e3, slo_itl / 1e3, found_rate)
+    described = {"url": url, "model": target.model, "workload": workload, "rate": round(rate, 3), "seed": seed}
+    report = Report("serve", machine, described, [bench.table(found)], found)
+    options.publish(report, json_file, svg, bench.plots(load, f"{target.model}: {machine.sentence()}"))
+
+
+@app.command()
+def headline(
+    model: options.Model = options.BUNDLED,
+    repeat: options.Repeat = 5,
+    short: Annotated[bool, typer.Option("--short", help="A minute's form: fewer and smaller runs.")] = False,
+    dtype: options.DType = "auto",
+    quantization: options.Quantization = "auto",
+    kv_cache_dtype: options.KVCacheDType = "auto",
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
+    threads: options.Threads = 0,
+    json_file: options.JsonFile = None,
+    svg: options.SvgFolder = None,
+) -> None:
+    """What continuous batching, paged blocks and shared prefixes are worth: each off and on, with identical tokens."""
+    import msgspec
+
+    from octavo_engine.bench import headline as bench
+    from octavo_engine.bench.headline_tables import plots, tables
+    from octavo_engine.bench.report import Report
+
+    config = options.engine_config(
+        model,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        threads=threads,
+    )
+    sizes = bench.SHORT if short else msgspec.structs.replace(bench.Sizes(), repeat=repeat)
+    with options.ending_in_a_sentence(*options.expected()):
+        harness = options.load(config)
+        machine = harness.machine
+        found = bench.Bench(harness, sizes, options.telling).run()
+    report = Report("headline", machine, harness.describe(), tables(found), {"headline": found, "sizes": sizes})
+    options.publish(report, json_file, svg, plots(found, machine.sentence()))
+
+
+@app.command()
+def perplexity(
+    model: options.Model = options.BUNDLED,
+    configurations: Annotated[
+        list[str] | None,
+        typer.Option("--configuration", "-c", help="DTYPE/QUANTIZATION/KV-DTYPE to compare; may be given again."),
+    ] = None,
+    reference: Annotated[str, typer.Option(help="What they are compared with.")] = "float32",
+    text: Annotated[list[str] | None, typer.Option(help="A text file; may be given again. Default: Python's.")] = None,
+    windows: Annotated[int, typer.Option(min=0, help="Windows of each text, spread over it; 0: all.")] = 32,
+    window: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 1024,
+    threads: options.Threads = 0,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Perplexity by the engine's own prompt log-probabilities: what an arithmetic costs in quality, against float32."""
+    from octavo_engine.bench import perplexity as bench
+    from octavo_engine.bench.report import Report
+
+    config = options.engine_config(model, threads=threads, prefix_sharing=False)
+    with options.ending_in_a_sentence(*options.expected()):
+        texts = [bench.read_text(name, config.model, windows, window) for name in text or [bench.BUILT_IN_TEXT]]
+        found, machine = bench.measure(
+            config, reference, configurations or ["auto"], texts, options.load, options.telling
+        )
+    described = {"model": model, "reference": reference, "window": window, "windows": [len(t.windows) for t in texts]}
+    options.publish(Report("perplexity", machine, described, [bench.table(found, reference)], found), json_file)

@@ -1,0 +1,221 @@
+"""The options that the bench commands share, and what they become."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from octavo_engine.bench.harness import Harness
+    from octavo_engine.bench.limits import Limits, Work
+    from octavo_engine.bench.load import Target
+    from octavo_engine.bench.report import Report
+    from octavo_engine.bench.workload import Item
+    from octavo_engine.ipc.config import EngineConfig
+
+BUNDLED: Final = "bundled://smollm2-135m-instruct"
+SAY_EVERY_SECONDS: Final = 10.0
+
+Model = Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")]
+SvgFolder = Annotated[Path | None, typer.Option("--svg", help="Write plots into this folder.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Repetitions of which the median counts.")]
+DType = Annotated[
+    Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Arithmetic; float32 is the exact mode.")
+]
+Quantization = Annotated[
+    Literal["auto", "none", "int8", "int4", "fp8"],
+    typer.Option("--quantization", "-q", help="Weights; auto: as stored."),
+]
+KVCacheDType = Annotated[str, typer.Option(help="Storage type of the KV cache, as for 'octavo serve'.")]
+KVCacheMemory = Annotated[
+    str, typer.Option("--kv-cache-memory", metavar="SIZE", help="Such as 4G or 512Mi; 0: what fits.")
+]
+MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0: the longest that fits.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Sequences in one step at the most; 0: up to 256.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(min=0, help="Tokens of one step at the most; 0: measured here.")]
+PrefixSharing = Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.")]
+Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0: what the affinity and the quota give.")]
+WorkloadKind = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        help="mixed, skewed, shared, fixed:PROMPT,OUTPUT, or a trace file (Azure CSV, Mooncake JSON lines).",
+    ),
+]
+Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="How many requests.")]
+Seed = Annotated[int, typer.Option(help="Of the first repetition; each further one takes the next.")]
+PerplexityWindows = Annotated[
+    int, typer.Option(min=0, help="Windows of 1,024 tokens whose perplexity is told beside the speed; 0: none.")
+]
+
+
+def engine_config(model: str, kv_cache_memory: str = "0", **settings: Any) -> EngineConfig:
+    """Return the engine's configuration, the model fetched if it must be. Bad input ends the command."""
+    import msgspec
+
+    from octavo_engine.commands.progress import LoadingLog
+    from octavo_engine.commands.sizes import parse_size
+    from octavo_engine.ipc.config import EngineConfig
+    from octavo_engine.model.pull import PullError, pull
+    from octavo_engine.model.source import ModelNotFoundError
+    from octavo_engine.model.spec import UnsupportedModelError
+    from octavo_engine.worker.load import SCRIPTED_SCHEME
+
+    try:
+        size = parse_size(kv_cache_memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--kv-cache-memory'") from None
+    with ending_in_a_sentence(PullError, ModelNotFoundError, UnsupportedModelError, OSError):
+        found = model if model.startswith(SCRIPTED_SCHEME) else str(pull(model, LoadingLog().report))
+    values = {"model": found, "socket_folder": "", "kv_cache_memory": size, **settings}
+    try:
+        return msgspec.convert(values, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def load(config: EngineConfig) -> Harness:
+    """Return the loaded model with everything settled that was left to measurement. Bad input ends the command."""
+    from octavo_engine.bench.harness import Harness
+    from octavo_engine.commands.progress import LoadingLog
+    from octavo_engine.worker.cgroup import compute_threads
+
+    threads = str(config.threads or compute_threads())
+    # Before any library that computes is imported: it reads them once.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = threads
+    harness = Harness(config, LoadingLog().report)
+    harness.settle()
+    return harness
+
+
+def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable[[int], list[Item]]:
+    """Return what makes a workload from a seed. Raises BadParameter."""
+    from octavo_engine.bench import workload as made
+
+    name, _, rest = kind.partition(":")
+    simple = {"mixed": made.mixed, "skewed": made.skewed, "shared": made.shared_prefix}
+    if name in simple and not rest:
+        make = simple[name]
+        return lambda seed: make(requests, seed, vocab)
+    if name == "fixed":
+        try:
+            prompt, output = (int(part) for part in rest.split(","))
+        except ValueError:
+            prompt = output = 0
+        if min(prompt, output) > 0:
+            return lambda seed: made.fixed(requests, prompt, output, seed, vocab)
+    elif Path(kind).is_file():
+        return lambda seed: made.read_trace(Path(kind), limit=requests, longest=longest, seed=seed, vocab=vocab)
+    raise typer.BadParameter(
+        f"'{kind}' is no workload: write mixed, skewed, shared, fixed:PROMPT,OUTPUT such as fixed:128,128, or the path "
+        "of a trace.",
+        param_hint="'--workload'",
+    )
+
+
+@contextmanager
+def ending_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into one sentence on standard error and exit code 1."""
+    try:
+        yield
+    except kinds as error:
+        print(f"octavo bench: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+
+
+def expected() -> tuple[type[Exception], ...]:
+    """Return the errors of an in-process bench that are one sentence for a person."""
+    from octavo_engine.bench.harness import BenchError
+    from octavo_engine.bench.own_server import ServerError
+    from octavo_engine.bench.perplexity import QualityError
+    from octavo_engine.bench.workload import WorkloadError
+    from octavo_engine.worker.sizing import StartError
+
+    return BenchError, ServerError, QualityError, WorkloadError, StartError
+
+
+def work(harness: Harness) -> Work | None:
+    """Return what the model's products amount to, None for one that does not say."""
+    from octavo_engine.bench.limits import work_of
+
+    return work_of(harness.model.executable)
+
+
+def limits(harness: Harness, wanted: bool) -> Limits | None:
+    """Measure the machine's limits for the model's arithmetic, if wanted and if it has weights at all."""
+    from octavo_engine.bench.limits import measure_limits
+
+    if not wanted or work(harness) is None:
+        return None
+    telling("the machine's limits")
+    return measure_limits(harness.model.dtype, harness.config.threads, harness.pool)
+
+
+def perplexity(harness: Harness, windows: int) -> float | None:
+    """Return the perplexity of the harness's configuration on Python's own texts; None if not wanted or no model."""
+    from octavo_engine.bench import perplexity as bench
+
+    if not windows or work(harness) is None:
+        return None
+    telling("perplexity")
+    text = bench.read_text(bench.BUILT_IN_TEXT, harness.config.model, windows)
+    return bench.perplexity(bench.log_probabilities(harness, text), text)
+
+
+def target(url: str, model: str, api_key_file: Path | None) -> Target:
+    """Return the server and the model's name there. Raises ValueError, OSError, RuntimeError if it does not say."""
+    import asyncio
+
+    from octavo_engine.bench.load import Target, first_model
+
+    key = api_key_file.read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY", "")
+    return Target(url, model or asyncio.run(first_model(url, key)), key)
+
+
+def arrivals(items: list[Item], kind: str, rate: float) -> list[Item]:
+    """Return the items with their arrivals: a trace's own, at its own mean rate or at `rate`; else Poisson."""
+    from octavo_engine.bench.workload import poisson, rescale
+
+    if not rate:
+        return items
+    return rescale(items, rate) if Path(kind).is_file() else poisson(items, rate)
+
+
+def telling(name: str) -> Callable[[int, int], None]:
+    """Say on standard error what begins; return what takes (done, all) and says every ten seconds how far it is."""
+    import time
+
+    said = time.monotonic()
+    print(f"  {name}", file=sys.stderr, flush=True)
+
+    def tell(done: int, whole: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SAY_EVERY_SECONDS:
+            said = time.monotonic()
+            print(f"  {name}: {done / max(whole, 1):.0%}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def publish(
+    report: Report, json_file: Path | None, svg: Path | None = None, plots: dict[str, str] | None = None
+) -> None:
+    """Print the report, and write its files. Ends the command if they cannot be written."""
+    from octavo_engine.bench.report import show, write_json
+
+    show(report)
+    with ending_in_a_sentence(OSError):
+        if json_file is not None:
+            write_json(json_file, report)
+        if svg is not None:
+            svg.mkdir(parents=True, exist_ok=True)
+            for name, text in (plots or {}).items():
+                (svg / name).write_text(text, encoding="utf-8")
