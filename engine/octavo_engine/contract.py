@@ -205,6 +205,12 @@ RESERVED_SLOTS: Final = Metric(
     "Token slots reserved by --kv-allocation contiguous, used or not; 0 when paged",
 )
 STEP_SECONDS: Final = Metric("octavo_step_seconds", "histogram", "One step of the engine loop", buckets=_INTER_TOKEN)
+BUSY_SECONDS: Final = Metric(
+    "octavo_busy_seconds_total", "counter", "Seconds in which the engine loop had something to do"
+)
+KERNEL_SECONDS: Final = Metric(
+    "octavo_kernel_seconds_total", "counter", "Seconds of them spent inside native kernels; the rest is Python's share"
+)
 LAST_STEP_TIMESTAMP: Final = Metric(
     "octavo_last_step_timestamp_seconds", "gauge", "Unix time of the engine loop's last tick, idle ticks included"
 )
@@ -230,6 +236,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     STATIC_BATCHES,
     RESERVED_SLOTS,
     STEP_SECONDS,
+    BUSY_SECONDS,
+    KERNEL_SECONDS,
     LAST_STEP_TIMESTAMP,
 )
 """Every series of Octavo's own. The `vllm:` aliases and the constants of `VLLM_ONLY` are exported beside them."""

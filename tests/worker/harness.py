@@ -10,7 +10,7 @@ import numpy as np
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Step, StopRule, Submit
-from octavo_engine.worker.executor import InProcessExecutor
+from octavo_engine.worker.executor import make_executor
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 
@@ -99,7 +99,7 @@ def engine(executable, num_blocks, *, depth=1, drafts=None, **sizes):
     config = SchedulerConfig(groups=groups, eos_token_ids=EOS, max_plans_in_flight=depth, **sizes)
     scheduler, pipes = create_scheduler(config, drafts), Pipes()
     runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
-    executor = InProcessExecutor(runner)
+    executor = make_executor(runner, depth)
     loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=EOS, depth=depth)
 
     thread = ThreadPoolExecutor(1)

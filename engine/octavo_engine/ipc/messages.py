@@ -96,7 +96,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The engine's state after a step, or after an idle tick (at least one a second).
 
     Counters are totals since the start. `received` is the number of Submit messages taken in so far, so that the API
-    process can add what it has sent and the engine has not seen.
+    process can add what it has sent and the engine has not seen. `busy_seconds`: the loop had something to do;
+    `kernel_seconds`: of these, native code computed.
     """
 
     received: int
@@ -117,6 +118,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     static_batches: int = 0
     reserved_slots: int = 0
     step_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    kernel_seconds: float = 0.0
 
 
 class TokensOut(msgspec.Struct, frozen=True, array_like=True):

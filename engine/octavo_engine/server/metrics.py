@@ -100,6 +100,8 @@ class EngineMetrics(Collector):
             contract.REQUESTS.name: [
                 ((outcome,), partial(float, count)) for outcome, count in counters.outcomes.items()
             ],
+            contract.BUSY_SECONDS.name: [((), of("busy_seconds"))],
+            contract.KERNEL_SECONDS.name: [((), of("kernel_seconds"))],
             contract.LAST_STEP_TIMESTAMP.name: [((), of("time"))],
         }  # fmt: skip
 

@@ -77,6 +77,10 @@ class Executable(Protocol):
         """The KV cache this executable reads and writes."""
         ...
 
+    def kernel_seconds(self) -> float:
+        """Return the wall seconds spent inside native code since the start, 0.0 if that is not counted."""
+        ...
+
     def plan(self, step: ModelStep) -> Any:
         """Prepare what all layers share (masks, indices, rotary factors)."""
         ...

@@ -1,13 +1,15 @@
-"""Executors run plans in order, away from the loop: in process on a thread, later one process per rank.
+"""Executors run plans in order: on the loop's own thread, on a thread beside it, later in one process per rank.
 
-The loop schedules plan N + 1 while the executor computes plan N; at most two plans are given at a time.
+With one plan in flight the loop has nothing to do while a step is computed, and handing a plan to another thread costs
+two waits for the interpreter's lock: `InlineExecutor`. With two, the loop schedules plan N + 1 while N is computed.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.sampling.settings import SamplingSettings
@@ -15,14 +17,27 @@ from octavo_engine.worker.runner import Runner
 
 
 class Executed(NamedTuple):
-    """What a plan gave, and how many seconds computing it took."""
+    """What a plan gave, how many seconds computing it took, and how many of them passed in native code."""
 
     result: StepResult
     seconds: float
+    kernel_seconds: float
+
+
+Result = TypeVar("Result")
+Given = TypeVar("Given", covariant=True)
+
+
+class Pending(Protocol[Given]):
+    """What will be there once it is asked for."""
+
+    def result(self) -> Given:
+        """Wait for it, or compute it now."""
+        ...
 
 
 class Executor(Protocol):
-    """Plans in, results out, in order. A plan's future raises StepError if computing it failed."""
+    """Plans in, results out, in order. A plan's result raises StepError if computing it failed."""
 
     def register(self, sequence: int, settings: SamplingSettings) -> None:
         """Give a sequence's sampling settings; before the plan that admits it."""
@@ -32,17 +47,57 @@ class Executor(Protocol):
         """Drop the settings of a sequence that has ended."""
         ...
 
-    def submit(self, plan: StepPlan) -> Future[Executed]:
+    def submit(self, plan: StepPlan) -> Pending[Executed]:
         """Queue a plan behind those given before."""
         ...
 
-    def probe(self) -> Future[None]:
-        """Compute one token of nobody's, behind the plans given before; the future raises if that fails."""
+    def probe(self) -> Pending[None]:
+        """Compute one token of nobody's, behind the plans given before; the result raises if that fails."""
         ...
 
     def close(self) -> None:
         """Finish what was given and stop."""
         ...
+
+
+def _execute(runner: Runner, plan: StepPlan) -> Executed:
+    started, before = time.perf_counter(), runner.executable.kernel_seconds()
+    result = runner.execute(plan)
+    return Executed(result, time.perf_counter() - started, runner.executable.kernel_seconds() - before)
+
+
+class _Deferred(Generic[Result]):
+    """A computation that whoever asks for its result does."""
+
+    def __init__(self, compute: Callable[[], Result]) -> None:
+        self.result = compute
+
+
+class InlineExecutor:
+    """One runner on the thread that asks for the results. The oldest plan's result is asked for first, and once."""
+
+    def __init__(self, runner: Runner) -> None:
+        """Compute with `runner`."""
+        self._runner = runner
+
+    def register(self, sequence: int, settings: SamplingSettings) -> None:
+        """Give a sequence's sampling settings."""
+        self._runner.register(sequence, settings)
+
+    def forget(self, sequence: int) -> None:
+        """Drop a sequence's settings. Only one plan is in flight, so none admits it any more."""
+        self._runner.forget(sequence)
+
+    def submit(self, plan: StepPlan) -> Pending[Executed]:
+        """Compute the plan when its result is asked for."""
+        return _Deferred(lambda: _execute(self._runner, plan))
+
+    def probe(self) -> Pending[None]:
+        """Compute one token of nobody's when asked for."""
+        return _Deferred(self._runner.probe)
+
+    def close(self) -> None:
+        """Nothing is left to stop."""
 
 
 class InProcessExecutor:
@@ -61,11 +116,11 @@ class InProcessExecutor:
         """Drop a sequence's settings, in order with the plans: one in flight may still admit it."""
         self._thread.submit(self._runner.forget, sequence)
 
-    def submit(self, plan: StepPlan) -> Future[Executed]:
+    def submit(self, plan: StepPlan) -> Pending[Executed]:
         """Queue a plan."""
-        return self._thread.submit(self._execute, plan)
+        return self._thread.submit(_execute, self._runner, plan)
 
-    def probe(self) -> Future[None]:
+    def probe(self) -> Pending[None]:
         """Compute one token of nobody's."""
         return self._thread.submit(self._runner.probe)
 
@@ -73,7 +128,7 @@ class InProcessExecutor:
         """Wait for the thread."""
         self._thread.shutdown()
 
-    def _execute(self, plan: StepPlan) -> Executed:
-        started = time.perf_counter()
-        result = self._runner.execute(plan)
-        return Executed(result, time.perf_counter() - started)
+
+def make_executor(runner: Runner, depth: int) -> Executor:
+    """Return the executor for at most `depth` plans in flight."""
+    return InlineExecutor(runner) if depth == 1 else InProcessExecutor(runner)

@@ -38,8 +38,16 @@ def _run(config: EngineConfig, endpoint: EngineEndpoint) -> int:
     from octavo_engine.worker.sizing import StartError
     from octavo_engine.worker.start import serve
 
+    def give_up(error: Exception) -> None:
+        """The loop's own thread waits for a step that does not end: say so in its place, and end the process."""
+        logger.error("The engine stops: %s", error)
+        if not isinstance(error, PeerGone):
+            endpoint.send(Failed(f"The engine stopped: {type(error).__name__}: {error}"))
+        endpoint.close()
+        exit_now(1)
+
     try:
-        serve(config, endpoint)
+        serve(config, endpoint, give_up)
     except PeerGone:
         logger.error("The API process takes no messages any more")
         return 1

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import logging
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import psutil
@@ -17,9 +18,10 @@ from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Loaded, Progress
 from octavo_engine.worker.cgroup import memory_limit
-from octavo_engine.worker.executor import Executor, InProcessExecutor
+from octavo_engine.worker.executor import Executor, make_executor
+from octavo_engine.worker.guardian import Endpoint
 from octavo_engine.worker.load import LoadedModel, Report, load_model
-from octavo_engine.worker.loop import Endpoint, EngineLoop
+from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 from octavo_engine.worker.sizing import (
     StartError,
@@ -43,7 +45,17 @@ class Engine(NamedTuple):
     scheduler: Lifecycle
     runner: Runner
 
-    def loop(self, config: EngineConfig, executor: Executor, endpoint: Endpoint) -> EngineLoop:
+    def executor(self) -> Executor:
+        """Return the executor that fits the number of plans in flight."""
+        return make_executor(self.runner, self.scheduler.config.max_plans_in_flight)
+
+    def loop(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        endpoint: Endpoint,
+        give_up: Callable[[Exception], None] | None = None,
+    ) -> EngineLoop:
         """Return the loop that serves what comes through `endpoint`; `executor` runs this engine's runner."""
         return EngineLoop(
             endpoint,
@@ -53,10 +65,11 @@ class Engine(NamedTuple):
             eos_token_ids=self.model.eos_token_ids,
             depth=self.scheduler.config.max_plans_in_flight,
             step_timeout_seconds=config.step_timeout_seconds,
+            give_up=give_up,
         )
 
 
-def serve(config: EngineConfig, endpoint: Endpoint) -> None:
+def serve(config: EngineConfig, endpoint: Endpoint, give_up: Callable[[Exception], None]) -> None:
     """Load the model and serve until `Shutdown`. Raises StartError, with its remedy, if that cannot be done."""
     report = _reporter(endpoint)
     engine = build_engine(load_model(config, report), config, report)
@@ -76,14 +89,18 @@ def serve(config: EngineConfig, endpoint: Endpoint) -> None:
         config.threads,
     )
     endpoint.send(loaded)
-    executor = InProcessExecutor(engine.runner)
-    engine.loop(config, executor, endpoint).run()
+    executor = engine.executor()
+    engine.loop(config, executor, endpoint, give_up).run()
     executor.close()
 
 
-def build_engine(model: LoadedModel, config: EngineConfig, report: Report) -> Engine:
-    """Allocate the model's cache (anew if it has one) and put a scheduler and a runner over it. Raises StartError."""
-    num_blocks = _allocate(model, config, report)
+def build_engine(model: LoadedModel, config: EngineConfig, report: Report, allocated: tuple[int, ...] = ()) -> Engine:
+    """Allocate the model's cache and put a scheduler and a runner over it. Raises StartError.
+
+    `allocated`: the blocks of a cache that the model has already and that is taken over if it has the size asked for;
+    a fresh scheduler finds nothing in it.
+    """
+    num_blocks = _allocate(model, config, report, allocated)
     try:
         scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report), _draft_source(model, config))
     except ValueError as error:
@@ -116,13 +133,15 @@ def memory_left() -> int:
     return left if limit is None else max(0, min(left, limit.limit - limit.used))
 
 
-def _allocate(model: LoadedModel, config: EngineConfig, report: Report) -> tuple[int, ...]:
+def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocated: tuple[int, ...]) -> tuple[int, ...]:
     report("Allocating the KV cache", 0.0)
     layout = model.executable.layout
     num_blocks = model.num_blocks
     if not num_blocks:
         bytes_per_token = sum(group.bytes_per_block for group in layout.groups) // layout.block_size
         num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left(), bytes_per_token), layout.groups)
+    if num_blocks == allocated:
+        return num_blocks
     started = time.perf_counter()
     try:
         layout.allocate(num_blocks)

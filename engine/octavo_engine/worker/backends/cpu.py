@@ -157,7 +157,7 @@ class CpuModel:
 
     def kernel_seconds(self) -> float:
         """Return the wall seconds spent inside native calls so far."""
-        return self.pool.seconds_inside
+        return float(getattr(self.pool, "seconds_inside", 0.0))
 
     def plan(self, step: ModelStep) -> CpuPlan:
         """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""

@@ -113,6 +113,10 @@ class ReferenceModel:
             for rope in {layer.attention.rope for layer in spec.layers}
         }
 
+    def kernel_seconds(self) -> float:
+        """Return 0.0: the reference does not count."""
+        return 0.0
+
     def plan(self, step: ModelStep) -> ReferencePlan:
         """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""
         if (step.adapters >= 0).any():

@@ -107,6 +107,11 @@ class ScriptedExecutable:
         self._seed = _mix(options.seed, 0, 0)
         self._weights = 2 * np.arange(options.max_len, dtype=np.uint64) + np.uint64(1)
         self._script = _Script(options.script)
+        self._stated_seconds = 0.0
+
+    def kernel_seconds(self) -> float:
+        """Return the time that steps were told to take: what a model would compute in native code."""
+        return self._stated_seconds
 
     def plan(self, step: ModelStep) -> ScriptedPlan:
         """Start the clock of the step; fail or hang if a token says so."""
@@ -160,6 +165,7 @@ class ScriptedExecutable:
             self._write_logits(logits[index], step, row, int(step.positions[token]))
         remaining = plan.deadline - time.monotonic()
         if remaining > 0:
+            self._stated_seconds += remaining
             time.sleep(remaining)  # the stated time of the step, not a wait for anything
         return logits
 
