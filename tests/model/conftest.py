@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from octavo_engine.model.pull import pull
-from octavo_engine.worker.backends.reference import ReferenceModel, build_reference
+from octavo_engine.worker.executable import Executable
+from tests.model.building import build, build_in_cache
 
 WriteModel = Callable[..., Path]
 
@@ -23,8 +24,9 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_path: Path) -> ReferenceModel:
-    return build_reference(smollm2_path, threads=1)
+def smollm2(smollm2_path: Path) -> Executable:
+    """The bundled model as it is served: quantised weights, as stored."""
+    return build_in_cache(smollm2_path, dtype="auto")
 
 
 def write_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
@@ -32,12 +34,12 @@ def write_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 131,
-        "hidden_size": 48,
-        "intermediate_size": 77,
+        "hidden_size": 64,
+        "intermediate_size": 96,
         "num_hidden_layers": 2,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
-        "head_dim": 10,
+        "head_dim": 16,
         "max_position_embeddings": 1024,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -74,5 +76,20 @@ def write_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def random_llama(tmp_path_factory: pytest.TempPathFactory) -> ReferenceModel:
-    return build_reference(write_random_llama(tmp_path_factory.mktemp("random-llama")), threads=2)
+def random_llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_llama(tmp_path_factory.mktemp("random-llama"))
+
+
+PRECISIONS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8": {"dtype": "auto", "quantization": "int8"},
+    "int8, bfloat16 cache": {"dtype": "auto", "quantization": "int8", "kv_cache_dtype": "bfloat16"},
+    "int4": {"dtype": "auto", "quantization": "int4"},
+}
+
+
+@pytest.fixture(scope="session", params=PRECISIONS.values(), ids=PRECISIONS.keys())
+def random_llama(request: pytest.FixtureRequest, random_llama_folder: Path) -> Executable:
+    return build(random_llama_folder, **request.param)

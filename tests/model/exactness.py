@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo_engine.model.pull import pull
-from octavo_engine.worker.backends.reference import build_reference
+from tests.model.building import build_in_cache
 from tests.model.stepping import generate
 
 MODEL = "bundled://smollm2-135m-instruct"
@@ -88,7 +88,7 @@ def compare(num_prompts: int, num_tokens: int) -> Figures:
         for index, text in enumerate(PROMPTS[:num_prompts])
     ]
     started = time.perf_counter()
-    ours = generate(build_reference(path), prompts, num_tokens)
+    ours = generate(build_in_cache(path, dtype="float32"), prompts, num_tokens)
     halfway = time.perf_counter()
     theirs = transformers_model(path)
     equal, whole, largest = 0, 0, 0.0

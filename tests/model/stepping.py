@@ -20,7 +20,8 @@ class Part(NamedTuple):
     every_position: bool = False
 
 
-def build_step(parts: Sequence[Part], block_size: int = 16) -> ModelStep:
+def build_step(parts: Sequence[Part], block_size: int = 16, groups: int = 1) -> ModelStep:
+    """Lay parts out as one step; every KV group uses the same block numbers."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -48,8 +49,8 @@ def build_step(parts: Sequence[Part], block_size: int = 16) -> ModelStep:
         positions=ints(positions),
         row_offsets=ints(offsets),
         context_lengths=ints([part.start + len(part.tokens) for part in parts]),
-        block_tables=(tables,),
-        slots=(np.asarray(slots, dtype=np.int64),),
+        block_tables=(tables,) * groups,
+        slots=(np.asarray(slots, dtype=np.int64),) * groups,
         logit_tokens=ints(wanted),
         adapters=ints([-1] * len(parts)),
     )
@@ -64,7 +65,7 @@ def run_step(model: Executable, step: ModelStep) -> NDArray[np.float32]:
 
 
 def run(model: Executable, *parts: Part) -> NDArray[np.float32]:
-    return run_step(model, build_step(parts))
+    return run_step(model, build_step(parts, groups=len(model.layout.groups)))
 
 
 def tables(count: int, num_blocks: int, seed: int | None = None) -> list[list[int]]:
@@ -86,7 +87,7 @@ def generate(model: Executable, prompts: Sequence[Sequence[int]], num_tokens: in
     """Decode greedily, all prompts in one batch, over scattered blocks."""
     longest = max(len(prompt) for prompt in prompts) + num_tokens
     own = tables(len(prompts), -(-longest // 16), seed=len(prompts))
-    model.layout.allocate([sum(len(table) for table in own)])
+    model.layout.allocate([sum(len(table) for table in own)] * len(model.layout.groups))
     known = [list(prompt) for prompt in prompts]
     computed = [0] * len(prompts)
     steps: list[NDArray[np.float32]] = []

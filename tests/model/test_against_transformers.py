@@ -1,4 +1,4 @@
-"""The reference backend computes what `transformers` computes, on random small models and on the real one."""
+"""Both backends compute in float32 what `transformers` computes, on random small models and on the real one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from octavo_engine.model.spec import UnsupportedModelError
-from octavo_engine.worker.backends.reference import build_reference
+from octavo_engine.worker.executable import Executable
+from tests.model.building import BACKENDS, build
 from tests.model.exactness import compare
 from tests.model.stepping import Part, generate, run, tables
 
@@ -21,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no groups": {"num_attention_heads": 4, "num_key_value_heads": 4},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "tied embeddings": {"tie_word_embeddings": True},
-    "odd sizes": {"vocab_size": 101, "intermediate_size": 37, "head_dim": 14, "num_attention_heads": 3,
+    "odd sizes": {"vocab_size": 101, "intermediate_size": 37, "head_dim": 48, "num_attention_heads": 3,
                   "num_key_value_heads": 3},
     "wide heads": {"head_dim": 32, "num_hidden_layers": 1},
     "linear scaling": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
@@ -33,13 +43,46 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+FAMILIES: dict[str, Any] = {
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mistral with a window": (MistralConfig, {"sliding_window": 40}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2 with windows": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 33, "max_window_layers": 1}),
+    "qwen3": (Qwen3Config, {}),
+    "qwen3, biases": (Qwen3Config, {"attention_bias": True, "tie_word_embeddings": True}),
+    "gemma3": (Gemma3TextConfig, {"sliding_window": 32, "query_pre_attn_scalar": 20, "layer_types": [
+        "sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": ROPES}),
+    "gemma3, logits capped": (Gemma3TextConfig, {"sliding_window": 16, "final_logit_softcapping": 2.0,
+                                                 "head_dim": 32}),
+}  # fmt: skip
+
+
+def random_model(family: str, seed: int) -> PreTrainedModel:
+    config, overrides = FAMILIES[family]
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config(**(sizes | overrides))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
 
 def random_llama(seed: int, **overrides: Any) -> LlamaForCausalLM:
     """Weights large enough that a wrong rotation or a missing bias moves the logits far."""
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": 160, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
         "initializer_range": 0.2,
     }  # fmt: skip
     model = LlamaForCausalLM(LlamaConfig(**(sizes | overrides))).eval()
@@ -50,7 +93,7 @@ def random_llama(seed: int, **overrides: Any) -> LlamaForCausalLM:
     return model
 
 
-def greedy(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+def greedy(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
     known = list(prompt)
     with torch.no_grad():
         for _ in range(num_tokens):
@@ -58,13 +101,28 @@ def greedy(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[
     return known[len(prompt) :]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overrides", SHAPES.values(), ids=SHAPES.keys())
-def test_random_model_gives_the_logits_and_tokens_of_transformers(overrides: dict[str, Any], tmp_path: Path) -> None:
+def test_random_llama_gives_the_logits_and_tokens_of_transformers(
+    overrides: dict[str, Any], backend: str, tmp_path: Path
+) -> None:
     theirs = random_llama(3, **overrides)
     theirs.save_pretrained(tmp_path)
-    ours = build_reference(tmp_path, threads=1)
+    check_equal(build(tmp_path, backend), theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_model_of_another_family_gives_the_logits_and_tokens_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    theirs = random_model(family, 5)
+    theirs.save_pretrained(tmp_path)
+    check_equal(build(tmp_path), theirs)
+
+
+def check_equal(ours: Executable, theirs: PreTrainedModel) -> None:
     prompts = [[int(t) for t in np.random.default_rng(n).integers(0, ours.vocab_size, n)] for n in (1, 16, 17, 300)]
-    ours.layout.allocate([20])
+    ours.layout.allocate([20] * len(ours.layout.groups))
     for prompt in prompts:
         with torch.no_grad():
             expected = theirs(torch.tensor([prompt])).logits[0].numpy()
@@ -73,12 +131,13 @@ def test_random_model_gives_the_logits_and_tokens_of_transformers(overrides: dic
     assert generate(ours, prompts[:3], 12).tokens == [greedy(theirs, prompt, 12) for prompt in prompts[:3]]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_checkpoint_in_shards_is_widened(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_checkpoint_in_shards_is_widened(dtype: torch.dtype, backend: str, tmp_path: Path) -> None:
     theirs = random_llama(4).to(dtype)
     theirs.save_pretrained(tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    ours = build_reference(tmp_path, threads=1)
+    ours = build(tmp_path, backend)
     ours.layout.allocate([2])
     prompt = list(range(20))
     # Read back, not cast: casting the module would leave its rotary frequencies rounded.
@@ -99,10 +158,4 @@ def test_greedy_output_of_the_bundled_model_is_that_of_transformers() -> None:
 def test_a_context_beyond_the_models_own_is_refused(tmp_path: Path) -> None:
     random_llama(1).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="at most 512"):
-        build_reference(tmp_path, max_model_len=513)
-
-
-@pytest.mark.parametrize(("flag", "options"), [("bfloat16", {"dtype": "bfloat16"}), ("int8", {"quantization": "int8"})])
-def test_arithmetic_that_is_not_served_is_refused(flag: str, options: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=flag):
-        build_reference(tmp_path, **options)
+        build(tmp_path, max_model_len=513)

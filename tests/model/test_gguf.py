@@ -14,7 +14,7 @@ from octavo_engine.model.checkpoint import open_checkpoint
 from octavo_engine.model.gguf import half_rotation_rows
 from octavo_engine.model.qtensor import QTensor
 from octavo_engine.model.spec import UnsupportedModelError
-from octavo_engine.worker.backends.reference import build_reference
+from tests.model.building import build
 from tests.model.conftest import write_random_llama
 from tests.model.stepping import Part, run
 
@@ -79,7 +79,7 @@ def test_a_converted_model_computes_the_same_bits(tied: bool, tmp_path: Path) ->
     write_gguf(folder, tmp_path / "model.gguf")
     results = []
     for source in (folder, tmp_path / "model.gguf"):
-        model = build_reference(source, threads=1)
+        model = build(source)
         model.layout.allocate([3])
         results.append(run(model, Part([2, 0, 1], list(range(40)), 0, every_position=True)))
     assert np.array_equal(results[0], results[1])

@@ -1,7 +1,7 @@
 """Name maps: a checkpoint's tensor names to Octavo's own, so that a backend sees one vocabulary.
 
 Octavo's names: `embedding`, `layers.N.{attention_norm, q, k, v, o, mlp_norm, gate, up, down}`, `final_norm`, `head`,
-each with `.weight` or `.bias`.
+each with `.weight` or `.bias`; some architectures have `q_norm`, `k_norm`, `post_attention_norm` and `post_mlp_norm`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ _GGUF_LAYER: Final = {
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_norm": "post_attention_norm",
+    "post_mlp_norm": "post_ffw_norm",
 }
 _GGUF_TOP: Final = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
 
@@ -31,6 +35,14 @@ _HF_LAYER: Final = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+}
+_HF_GEMMA3_LAYER: Final = {
+    **_HF_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
 }
 _HF_TOP: Final = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 
@@ -40,9 +52,9 @@ def gguf_name(name: str) -> str:
     return _translate(name, _GGUF_TOP, _GGUF_LAYER, "blk")
 
 
-def huggingface_name(name: str) -> str:
+def huggingface_name(name: str, architecture: str = "llama") -> str:
     """Return Hugging Face's name of one of ours, e.g. `layers.3.q.bias` -> `model.layers.3.self_attn.q_proj.bias`."""
-    return _translate(name, _HF_TOP, _HF_LAYER, "model.layers")
+    return _translate(name, _HF_TOP, _HF_GEMMA3_LAYER if architecture == "gemma3" else _HF_LAYER, "model.layers")
 
 
 def _translate(name: str, top: dict[str, str], layer: dict[str, str], prefix: str) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
+from octavo_engine.model.config_spec import spec_from_config
 from octavo_engine.model.names import huggingface_name
 from octavo_engine.model.qtensor import QTensor, Stored, aligned
-from octavo_engine.model.rope import rope_from_config
-from octavo_engine.model.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, UnsupportedModelError
+from octavo_engine.model.spec import UnsupportedModelError
 
 _STORED: Final[dict[str, np.dtype[Any]]] = {
     "F32": np.dtype("<f4"),
@@ -74,19 +74,21 @@ def open_safetensors(folder: Path) -> Checkpoint:
     config = _read_json(folder / "config.json")
     files = _tensor_files(folder)
     index = {name: file for file in files for name in file.header}
-    spec = llama_spec(config, head_stored=huggingface_name("head.weight") in index)
+    spec = spec_from_config(config, head_stored=huggingface_name("head.weight") in index)
 
-    def locate(name: str) -> SafetensorsFile:
-        stored = huggingface_name(name)
+    def locate(name: str) -> tuple[SafetensorsFile, str]:
+        stored = huggingface_name(name, spec.architecture)
         if stored not in index:
             raise UnsupportedModelError(f"{folder} has no tensor '{stored}'; it is incomplete, download it again.")
-        return index[stored]
+        return index[stored], stored
 
     def tensor(name: str) -> QTensor:
-        return locate(name).tensor(huggingface_name(name))
+        file, stored = locate(name)
+        return file.tensor(stored)
 
     def describe(name: str) -> Stored:
-        return locate(name).describe(huggingface_name(name))
+        file, stored = locate(name)
+        return file.describe(stored)
 
     covered = (folder / "config.json", *(file.path for file in files))
     return Checkpoint(spec, describe, tensor, covered, tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config))
@@ -126,51 +128,3 @@ def _eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(int(token) for token in eos) if isinstance(eos, list) else (int(eos),)
-
-
-def llama_spec(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
-    """Build the spec of a `LlamaForCausalLM` configuration; `head_stored` says whether lm_head has its own tensor."""
-    names = config.get("architectures") or [config.get("model_type", "unknown")]
-    if names[0] not in ("LlamaForCausalLM", "llama"):
-        raise UnsupportedModelError(f"Architecture {names[0]} is not served yet; the served one is LlamaForCausalLM.")
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"Activation '{config['hidden_act']}' is not served; Llama models use 'silu'.")
-    if config.get("quantization_config"):
-        raise UnsupportedModelError(
-            "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
-        )
-    needed = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
-    if missing := [name for name in needed if config.get(name) is None]:
-        raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}; download the model again.")
-    hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or hidden_size // num_heads)
-    norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)))
-    # Newer configurations gather everything in rope_parameters; older ones split it in two.
-    rope = config.get("rope_parameters") or {
-        "rope_theta": config.get("rope_theta", 10000.0),
-        **(config.get("rope_scaling") or {}),
-    }
-    bias = bool(config.get("attention_bias", False))
-    layer = LayerSpec(
-        attention=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-            head_dim=head_dim,
-            rope=rope_from_config({"rope_theta": config.get("rope_theta", 10000.0), **rope}, head_dim),
-            scale=head_dim**-0.5,
-            qkv_bias=bias,
-            output_bias=bias,
-        ),
-        mlp=MLPSpec(int(config["intermediate_size"]), bias=bool(config.get("mlp_bias", False))),
-        attention_norm=norm,
-        mlp_norm=norm,
-    )
-    return ModelSpec(
-        architecture="llama",
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=hidden_size,
-        max_position=int(config.get("max_position_embeddings", 2048)),
-        layers=(layer,) * int(config["num_hidden_layers"]),
-        final_norm=norm,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)) or not head_stored,
-    )

@@ -1,0 +1,139 @@
+"""From a Hugging Face `config.json` to a `ModelSpec`: Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from octavo_engine.model.rope import rope_from_config
+from octavo_engine.model.spec import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    UnsupportedModelError,
+)
+
+ARCHITECTURES: Final = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+}
+_MODEL_TYPES: Final = {"gemma3_text": "gemma3"}
+_ACTIVATIONS: Final[dict[str, Activation]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+_NEEDED: Final = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
+_GEMMA_PATTERN: Final = 6
+"""Every sixth layer of a Gemma 3 attends to everything, where its configuration does not say otherwise."""
+
+
+def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
+    """Return the spec of a configuration; `head_stored` says whether the output head has a tensor of its own.
+
+    Raises UnsupportedModelError with a sentence for what is not served.
+    """
+    architecture = _architecture(config)
+    if config.get("quantization_config"):
+        raise UnsupportedModelError(
+            "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
+        )
+    if missing := [name for name in _NEEDED if config.get(name) is None]:
+        raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}; download the model again.")
+    gemma = architecture == "gemma3"
+    norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)), offset=1.0 if gemma else 0.0)
+    hidden_size, count = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    kinds = _layer_kinds(config, architecture, count)
+    layers = {kind: _layer(config, architecture, kind, norm) for kind in set(kinds)}
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=hidden_size,
+        max_position=int(config.get("max_position_embeddings", 2048)),
+        layers=tuple(layers[kind] for kind in kinds),
+        final_norm=norm,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)) or not head_stored,
+        embedding_scale=hidden_size**0.5 if gemma else 1.0,
+        logit_softcap=float(config.get("final_logit_softcapping") or 0.0),
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    name = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    found = ARCHITECTURES.get(name) or _MODEL_TYPES.get(name, name)
+    if found not in ARCHITECTURES.values():
+        raise UnsupportedModelError(
+            f"Architecture {name} is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
+        )
+    return str(found)
+
+
+def _layer_kinds(config: Mapping[str, Any], architecture: str, count: int) -> list[str]:
+    """Return each layer's kind: attention to everything, or within a window."""
+    if not config.get("sliding_window") or not config.get("use_sliding_window", architecture != "qwen2"):
+        return [_FULL] * count
+    if stated := config.get("layer_types"):
+        if len(stated) != count or set(stated) - {_FULL, _SLIDING}:
+            raise UnsupportedModelError(
+                f"config.json's layer_types are not {count} of {_FULL} and {_SLIDING}; other kinds are not served."
+            )
+        return list(stated)
+    if architecture == "gemma3":
+        every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or _GEMMA_PATTERN)
+        return [_SLIDING if (index + 1) % every else _FULL for index in range(count)]
+    if architecture in ("qwen2", "qwen3"):
+        first = int(config.get("max_window_layers", count))
+        return [_SLIDING if index >= first else _FULL for index in range(count)]
+    return [_SLIDING] * count
+
+
+def _layer(config: Mapping[str, Any], architecture: str, kind: str, norm: NormSpec) -> LayerSpec:
+    num_heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // num_heads)
+    gemma, bias = architecture == "gemma3", bool(config.get("attention_bias", False))
+    scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5 if gemma else head_dim**-0.5
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        head_dim=head_dim,
+        rope=_rope(config, kind, head_dim),
+        scale=scale,
+        qkv_bias=bias or architecture == "qwen2",
+        output_bias=bias,
+        qk_norm=norm if architecture in ("qwen3", "gemma3") else None,
+        window=int(config["sliding_window"]) if kind == _SLIDING else 0,
+    )
+    post = norm if gemma else None
+    return LayerSpec(
+        attention=attention,
+        mlp=MLPSpec(int(config["intermediate_size"]), _activation(config), bool(config.get("mlp_bias", False))),
+        attention_norm=norm,
+        mlp_norm=norm,
+        post_attention_norm=post,
+        post_mlp_norm=post,
+    )
+
+
+def _activation(config: Mapping[str, Any]) -> Activation:
+    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"Activation '{name}' is not served; the served ones are {', '.join(_ACTIVATIONS)}."
+        )
+    return _ACTIVATIONS[name]
+
+
+def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeSpec:
+    """Newer configurations gather everything in rope_parameters, per layer kind or once; older ones split it in two."""
+    theta = config.get("rope_theta", 10000.0)
+    stated = config.get("rope_parameters")
+    if stated and isinstance(stated.get(kind), Mapping):
+        stated = stated[kind]
+    elif not stated and kind == _SLIDING and "rope_local_base_freq" in config:
+        stated = {"rope_theta": config["rope_local_base_freq"]}
+    return rope_from_config({"rope_theta": theta, **(stated or config.get("rope_scaling") or {})}, head_dim)

@@ -1,0 +1,119 @@
+"""From a GGUF file's metadata to a `ModelSpec`: llama (Mistral too), qwen2, qwen3, gemma3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from octavo_engine.model.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from octavo_engine.model.spec import UnsupportedModelError as Unsupported
+
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "gemma3")
+_GEMMA_PATTERN: Final = 6
+"""Every sixth layer attends to everything; the files do not say so."""
+_GEMMA_LOCAL_THETA: Final = 10000.0
+_GEMMA_27B_LAYERS: Final = 62
+"""That model alone scales queries by its hidden size over its heads; the files do not say so either."""
+
+
+class Metadata:
+    """The keys of one architecture. `tensors` holds the names of those the file has."""
+
+    def __init__(self, keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+        self.architecture = str(keys.get("general.architecture"))
+        self.tensors = tensors
+        self._keys = keys
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value of the architecture's own, or the default."""
+        return self._keys.get(f"{self.architecture}.{key}", default)
+
+    def required(self, key: str) -> Any:
+        """Return a value; raises UnsupportedModelError where there is none."""
+        value = self.get(key)
+        if value is None:
+            raise Unsupported(f"The GGUF file lacks '{self.architecture}.{key}'; convert the model again.")
+        return value
+
+
+def spec_from_gguf(
+    keys: Mapping[str, Any], tensors: Mapping[str, Any], vocab_size: int, rope_divisors: tuple[float, ...]
+) -> ModelSpec:
+    """Return the spec. rope_divisors: what `rope_freqs.weight` holds, if there is one.
+
+    Raises UnsupportedModelError with a sentence for what is not served.
+    """
+    metadata = Metadata(keys, tensors)
+    name, experts = metadata.architecture, bool(metadata.get("expert_count", 0))
+    if name not in ARCHITECTURES or experts:
+        raise Unsupported(
+            f"GGUF architecture '{name}'{' with experts' if experts else ''} is not served yet; "
+            f"the served ones are {', '.join(ARCHITECTURES)}."
+        )
+    hidden_size, count = int(metadata.required("embedding_length")), int(metadata.required("block_count"))
+    window = int(metadata.get("attention.sliding_window") or 0)
+    layers = [
+        _layer(metadata, hidden_size, rope_divisors, window if _slides(name, index) else 0) for index in range(count)
+    ]
+    return ModelSpec(
+        architecture=name,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        max_position=int(metadata.required("context_length")),
+        layers=tuple(layers),
+        final_norm=layers[0].attention_norm,
+        tied_embeddings="output.weight" not in tensors,
+        embedding_scale=hidden_size**0.5 if name == "gemma3" else 1.0,
+        logit_softcap=float(metadata.get("final_logit_softcapping", 0.0)),
+    )
+
+
+def _slides(architecture: str, index: int) -> bool:
+    return architecture != "gemma3" or (index + 1) % _GEMMA_PATTERN != 0
+
+
+def _layer(metadata: Metadata, hidden_size: int, rope_divisors: tuple[float, ...], window: int) -> LayerSpec:
+    num_heads, tensors = int(metadata.required("attention.head_count")), metadata.tensors
+    head_dim = int(metadata.get("attention.key_length", hidden_size // num_heads))
+    gemma = metadata.architecture == "gemma3"
+    large = gemma and metadata.get("block_count") == _GEMMA_27B_LAYERS
+    # A converter of Gemma 3 adds the norms' offset to what it stores.
+    norm = NormSpec(eps=float(metadata.required("attention.layer_norm_rms_epsilon")))
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=int(metadata.get("attention.head_count_kv", num_heads)),
+        head_dim=head_dim,
+        rope=_rope(metadata, head_dim, rope_divisors, local=gemma and window > 0),
+        scale=(hidden_size / num_heads if large else head_dim) ** -0.5,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        qk_norm=norm if "blk.0.attn_q_norm.weight" in tensors else None,
+        window=window,
+    )
+    return LayerSpec(
+        attention=attention,
+        mlp=MLPSpec(
+            int(metadata.required("feed_forward_length")),
+            "gelu_tanh" if gemma else "silu",
+            bias="blk.0.ffn_down.bias" in tensors,
+        ),
+        attention_norm=norm,
+        mlp_norm=norm,
+        post_attention_norm=norm if gemma else None,
+        post_mlp_norm=norm if gemma else None,
+    )
+
+
+def _rope(metadata: Metadata, head_dim: int, divisors: tuple[float, ...], local: bool) -> RopeSpec:
+    dim = int(metadata.get("rope.dimension_count", head_dim))
+    if local:
+        return RopeSpec(dim, float(metadata.get("rope.freq_base_swa", _GEMMA_LOCAL_THETA)))
+    theta = float(metadata.get("rope.freq_base", 10000.0))
+    if divisors:
+        return RopeSpec(dim, theta, divisors)
+    kind = metadata.get("rope.scaling.type", "none")
+    if kind == "linear":
+        return RopeSpec(dim, theta, (float(metadata.required("rope.scaling.factor")),) * (dim // 2))
+    if kind != "none":
+        raise Unsupported(f"Rotary scaling '{kind}' is not served yet; use a model with 'none' or 'linear' scaling.")
+    return RopeSpec(dim, theta)
