@@ -22,7 +22,7 @@ $(STAMP):
 	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "== installing the build tools"
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=24' 'scikit-build-core>=0.11' 'nanobind>=2.4' 'cmake>=3.26' 'ninja>=1.11'
-	@echo "== installing Octavo and what it needs (about 5 GB the first time, most of it torch)"
+	@echo "== installing Octavo and what it needs (about 5 GB the first time, most of it torch, for the tests)"
 	@( while sleep 15; do echo "   … $$(du -sm $(VENV) | cut -f1) MB installed"; done ) & ticker=$$!; \
 	  $(BIN)/pip install --disable-pip-version-check --no-build-isolation -e '.[dev]'; status=$$?; kill $$ticker; exit $$status
 	@rm -f $(VENV)/.installed-* && touch $@

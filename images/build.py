@@ -1,8 +1,7 @@
 """Build the product's images from the running environment: `python -m images.build [--out FOLDER] [engine|operator …]`.
 
 No registry, no Docker: an image is the machine's own interpreter, the distributions installed beside it and the system
-libraries these load. torch and what only it needs are too big for an image; `layers.libraries` gives them as a folder
-that a read-only volume brings to the pods.
+libraries these load.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ An image gets exactly the versions that the tests ran with, and building one nee
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -15,11 +14,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def closure(requirements: Iterable[str], *, without: frozenset[str] = frozenset()) -> dict[str, Distribution]:
+def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
     """Return {canonical name: distribution} of the requirements and of all that these require.
 
-    without: canonical names that are left out, together with what only they require. Raises PackageNotFoundError for a
-    distribution that is required here and not installed.
+    Raises PackageNotFoundError for a distribution that is required here and not installed.
     """
     found: dict[str, Distribution] = {}
     pending = [Requirement(text) for text in requirements]
@@ -28,7 +26,7 @@ def closure(requirements: Iterable[str], *, without: frozenset[str] = frozenset(
         requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         key = (name, frozenset(requirement.extras))
-        if key in seen or name in without:
+        if key in seen:
             continue
         seen.add(key)
         found[name] = distribution(name)
@@ -46,28 +44,17 @@ def _requirements(dist: Distribution, extras: Iterable[str]) -> list[Requirement
     return wanted
 
 
-def copy_distribution(dist: Distribution, target: Path, *, link: bool = False) -> None:
-    """Copy a distribution's files (its RECORD) into `target`, a site-packages folder; hard links if `link`.
+def copy_distribution(dist: Distribution, target: Path) -> None:
+    """Copy a distribution's files (its RECORD) into `target`, a site-packages folder.
 
     Console scripts, which lie outside site-packages, are left out.
     """
     if dist.files is None:
         raise PackageNotFoundError(f"{dist.metadata['Name']} has no RECORD: install it with pip")
-    place = shutil.copy2 if not link else _link
     for file in dist.files:
         if ".." in file.parts:
             continue
         source, destination = Path(str(dist.locate_file(file))), target / str(file)
         if source.exists():
             destination.parent.mkdir(parents=True, exist_ok=True)
-            place(source, destination)
-
-
-def _link(source: Path, destination: Path) -> None:
-    """Hard link, or copy where the two lie on different file systems."""
-    if destination.exists():
-        return
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copy2(source, destination)
+            shutil.copy2(source, destination)

@@ -26,8 +26,6 @@ TAG = f"python{sys.version_info.major}.{sys.version_info.minor}"
 PYTHON = Path("opt/octavo/python")
 SITE_PACKAGES = PYTHON / "lib" / TAG / "site-packages"
 MODELS = Path("opt/octavo/models")
-TOO_BIG = frozenset({"torch", "triton"})
-"""Left out of the images, with what only they require: the `libraries` folder has them."""
 KEPT_SECONDS = 3600
 _SOURCES = ("pyproject.toml", "CMakeLists.txt", "operator", "engine", "kernels", "images")
 _COMMAND = """
@@ -67,8 +65,8 @@ def source_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _versions(requirements: list[str], without: frozenset[str] = frozenset()) -> list[str]:
-    return [f"{n}=={d.version}\n" for n, d in sorted(distributions.closure(requirements, without=without).items())]
+def _versions(requirements: list[str]) -> list[str]:
+    return [f"{n}=={d.version}\n" for n, d in sorted(distributions.closure(requirements).items())]
 
 
 def interpreter() -> oci.Layer:
@@ -78,7 +76,7 @@ def interpreter() -> oci.Layer:
 
 def packages(extra: str) -> oci.Layer:
     """Return the distributions that `octavo[extra]` requires, without Octavo itself."""
-    wanted = distributions.closure([f"octavo[{extra}]"], without=TOO_BIG)
+    wanted = distributions.closure([f"octavo[{extra}]"])
 
     def fill(root: Path) -> None:
         site = root / SITE_PACKAGES
@@ -90,11 +88,11 @@ def packages(extra: str) -> oci.Layer:
             shutil.rmtree(compiled)
         _compile(site)
 
-    return _kept(f"packages-{extra}", [sys.version, *_versions([f"octavo[{extra}]"], TOO_BIG)], fill)
+    return _kept(f"packages-{extra}", [sys.version, *_versions([f"octavo[{extra}]"])], fill)
 
 
 def system() -> oci.Layer:
-    """Return the system's shared libraries that all of it loads (torch too), the accounts and the certificates."""
+    """Return the system's shared libraries that all of it loads, the accounts and the certificates."""
     return _kept("system", [sys.version, *_versions(["octavo[engine,operator]"])], _fill_system)
 
 
@@ -114,22 +112,6 @@ def models() -> oci.Layer:
         shutil.copytree(model.parent, root / MODELS / model.parent.name)
 
     return _kept("models", [f"{model.name} {model.stat().st_size} {model.parent.name}"], fill)
-
-
-def libraries() -> Path:
-    """Return a folder with torch and what only it requires (hard links into this environment), made if missing."""
-    images = distributions.closure(["octavo[engine]"], without=TOO_BIG)
-    wanted = {name: dist for name, dist in distributions.closure(sorted(TOO_BIG)).items() if name not in images}
-    key = hashlib.sha256("\n".join(f"{n}=={d.version}" for n, d in sorted(wanted.items())).encode()).hexdigest()[:12]
-    folder = cache_folder() / "libraries" / key
-    if not folder.exists():
-        partial = folder.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for dist in wanted.values():
-            distributions.copy_distribution(dist, partial, link=True)
-        partial.rename(folder)
-    return folder
 
 
 def _kept(name: str, key: list[str], fill: Callable[[Path], None]) -> oci.Layer:
@@ -175,7 +157,7 @@ def _fill_interpreter(root: Path) -> None:
 
 def _fill_system(root: Path) -> None:
     prefix = Path(sys.base_prefix)
-    site = Path(str(distributions.closure(["torch"])["torch"].locate_file("")))
+    site = Path(str(distributions.closure(["numpy"])["numpy"].locate_file("")))
     objects = [(prefix / "bin" / TAG).resolve()]
     objects += [path for path in elf.shared_objects(prefix / "lib" / TAG / "lib-dynload") if "tkinter" not in path.name]
     for dist in distributions.closure(["octavo[engine,operator]"]).values():

@@ -25,7 +25,6 @@ RELEASE = "octavo"
 SYSTEM_NAMESPACE = "octavo-system"
 NAMESPACE = "demo"
 SERVICE = "assistant"
-LIBRARIES_CLAIM = "octavo-libraries"
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST = REPOSITORY / "examples/assistant.yaml"
 QUESTION = "What is the capital of France?"
@@ -75,7 +74,7 @@ def _up() -> None:
     _title("operator: helm install")
     install_operator(cluster)
     _title(f"service: kubectl apply -f {MANIFEST.relative_to(REPOSITORY)}")
-    prepare_namespace(cluster, NAMESPACE)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(MANIFEST))
     wait_ready(cluster, NAMESPACE, SERVICE)
     url = cluster.relay(f"{NAMESPACE}/{SERVICE}:8000") + "/v1"
@@ -98,7 +97,7 @@ def install_operator(cluster: LocalCluster, *values: str) -> None:
     """Install or upgrade the chart with this checkout's images, and wait until the operator is available."""
     _clear_interrupted_release(cluster)
     tag = images.tag()
-    settings = [f"image.tag={tag}", f"engine.image.tag={tag}", f"engine.libraries.claimName={LIBRARIES_CLAIM}", *values]
+    settings = [f"image.tag={tag}", f"engine.image.tag={tag}", *values]
     flags = [flag for setting in settings for flag in ("--set-string", setting)]
     cluster.helm(
         "upgrade", "--install", RELEASE, str(REPOSITORY / "charts/octavo"), "--namespace", SYSTEM_NAMESPACE,
@@ -112,12 +111,6 @@ def _clear_interrupted_release(cluster: LocalCluster) -> None:
     if any(release["name"] == RELEASE and release["status"].startswith("pending-") for release in releases):
         _detail("an earlier helm install was interrupted: removing its remains")
         cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, "--wait", "--timeout", "2m")
-
-
-def prepare_namespace(cluster: LocalCluster, namespace: str) -> None:
-    """Make the namespace, with the volume that brings torch to its engine pods."""
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    cluster.static_volume(LIBRARIES_CLAIM, namespace, layers.libraries())
 
 
 def wait_ready(cluster: LocalCluster, namespace: str, name: str, *, seconds: float = 300) -> None:
@@ -159,9 +152,7 @@ Try next:
   kubectl get ois -n {NAMESPACE}
   kubectl get ois {SERVICE} -n {NAMESPACE} -o yaml
   .venv/bin/octavo chat {url}
-  make demo-down
-
-More services go into namespace {NAMESPACE}, where the claim {LIBRARIES_CLAIM} brings torch to engine pods."""
+  make demo-down"""
     )
 
 

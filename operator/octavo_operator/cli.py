@@ -9,10 +9,6 @@ import typer
 
 _ENGINE_IMAGE = typer.Option(envvar="OCTAVO_ENGINE_IMAGE", help="Engine image where a service names none.")
 _PULL_POLICY = typer.Option(envvar="OCTAVO_ENGINE_IMAGE_PULL_POLICY", help="imagePullPolicy of the engine.")
-_LIBRARIES = typer.Option(
-    envvar="OCTAVO_ENGINE_LIBRARIES_CLAIM",
-    help="PersistentVolumeClaim, in each service's namespace, with Python libraries too big for the engine image.",
-)
 _NAMESPACES = typer.Option(
     "--namespace", "-n", envvar="OCTAVO_NAMESPACES", help="Serve this namespace only; repeatable. Default: all."
 )
@@ -28,7 +24,6 @@ def register(app: typer.Typer) -> None:
 def operator(
     engine_image: Annotated[str, _ENGINE_IMAGE],
     engine_image_pull_policy: Annotated[str, _PULL_POLICY] = "IfNotPresent",
-    engine_libraries_claim: Annotated[str, _LIBRARIES] = "",
     namespaces: Annotated[list[str] | None, _NAMESPACES] = None,
     kubeconfig: Annotated[Path | None, _KUBECONFIG] = None,
     lease_namespace: Annotated[str | None, _LEASE_NAMESPACE] = None,
@@ -50,7 +45,7 @@ def operator(
     # A line per event and handler says nothing: the reconciler logs what it changed.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     config = Config(
-        engine=EngineDefaults(engine_image, engine_image_pull_policy, engine_libraries_claim or None),
+        engine=EngineDefaults(engine_image, engine_image_pull_policy),
         namespaces=tuple(namespaces or ()),
         lease_namespace=lease_namespace,
         host=host,

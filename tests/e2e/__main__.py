@@ -36,9 +36,8 @@ def deployed() -> Iterator[tuple[Fleet, InferenceService]]:
     fleet = install(cluster)
     namespace = cluster.namespace(f"test-{uuid.uuid4().hex[:8]}")
     try:
-        with fleet.libraries(namespace):
-            yield fleet, fleet.service(namespace)
-            cluster.kubectl("delete", "ois", "--all", "-n", namespace, timeout=180)
+        yield fleet, fleet.service(namespace)
+        cluster.kubectl("delete", "ois", "--all", "-n", namespace, timeout=180)
     finally:
         cluster.delete_namespace(namespace, wait=False)
 

@@ -21,9 +21,8 @@ def fleet(local_cluster: LocalCluster) -> Fleet:
 @pytest.fixture
 def service(fleet: Fleet, namespace: str) -> Iterator[InferenceService]:
     """A service's handle in a namespace where engine pods can run."""
-    with fleet.libraries(namespace):
-        yield fleet.service(namespace)
-        fleet.cluster.kubectl("delete", "ois", "--all", "-n", namespace, timeout=180)
+    yield fleet.service(namespace)
+    fleet.cluster.kubectl("delete", "ois", "--all", "-n", namespace, timeout=180)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,10 +68,6 @@ class Fleet:
         self.cluster.static_volume(claim, namespace, folder)
         yield
         self.cluster.kubectl("delete", "pv", f"{namespace}-{claim}", "--wait=false")
-
-    def libraries(self, namespace: str) -> AbstractContextManager[None]:
-        """The volume that the chart's setting promises to every engine pod."""
-        return self.volume(namespace, stage.LIBRARIES_CLAIM, layers.libraries())
 
     def service(self, namespace: str, name: str = "assistant") -> InferenceService:
         """Return a handle; nothing is created."""

@@ -74,7 +74,7 @@ def troubled(
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(range(256)))
     for path in (folder, *folder.parents[:2]):
         path.chmod(0o755)  # the pods' user is not ours
-    with fleet.libraries(namespace), fleet.volume(namespace, MODELS, folder):
+    with fleet.volume(namespace, MODELS, folder):
         services = {name: fleet.service(namespace, name) for name in CASES}
         local_cluster.apply([services[name].manifest(case.spec) for name, case in CASES.items()])
         yield services

@@ -180,13 +180,6 @@ def test_each_cache_kind(cache: dict[str, Any] | None, source: dict[str, Any]) -
     assert found == {"name": "octavo-cache", **source}
 
 
-def test_the_installations_libraries_are_mounted_read_only() -> None:
-    template = planned(EngineDefaults("i", libraries_claim="libs")).deployment["spec"]["template"]["spec"]
-    assert {"name": "PYTHONPATH", "value": "/opt/octavo/libraries"} in template["containers"][0]["env"]
-    [volume] = [each for each in template["volumes"] if each["name"] == "octavo-libraries"]
-    assert volume["persistentVolumeClaim"] == {"claimName": "libs", "readOnly": True}
-
-
 def test_the_pod_template_adds_and_a_users_variable_wins() -> None:
     template = pod(
         podTemplate={
@@ -233,9 +226,8 @@ def test_applications_find_the_service_in_a_config_map() -> None:
     [
         (EngineDefaults("octavo.dev/engine:2"), {}, True),
         (EngineDefaults("octavo.dev/engine:1", image_pull_policy="Always"), {}, True),
-        (EngineDefaults("octavo.dev/engine:1", libraries_claim="libs"), {}, True),
         (EngineDefaults("octavo.dev/engine:2"), {"engine": {"image": "mine:1"}}, False),
-        (EngineDefaults("octavo.dev/engine:2", libraries_claim="libs"), {"engine": {"image": "mine:1"}}, True),
+        (EngineDefaults("octavo.dev/engine:2", image_pull_policy="Never"), {"engine": {"image": "mine:1"}}, True),
     ],
 )
 def test_a_service_that_waits_for_its_turn_keeps_every_default(

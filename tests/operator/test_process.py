@@ -185,7 +185,7 @@ def test_new_defaults_roll_one_service_at_a_time(plane: ControlPlane, services: 
         for name in ("one", "two", "three"):
             eventually(lambda name=name: services.settled(name), f"{name} is settled")
     before = {name: services.deployment(name)["spec"]["template"] for name in ("one", "two", "three")}
-    changed = ("--engine-image=engine:2", "--engine-libraries-claim=libraries")
+    changed = ("--engine-image=engine:2", "--engine-image-pull-policy=Always")
     with Operator(plane.kubeconfig("operator"), operator_log, *changed) as operator:
         operator.leading()
 

@@ -9,7 +9,7 @@ from octavo_engine import contract
 from octavo_operator.api.spec import InferenceServiceSpec, Switch
 from octavo_operator.names import ENGINE_CONTAINER
 from octavo_operator.plan.settings import EngineDefaults
-from octavo_operator.plan.volumes import CACHE, LIBRARIES, Volume, model_argument
+from octavo_operator.plan.volumes import CACHE, Volume, model_argument
 
 STARTUP_PERIOD_SECONDS: Final = 2
 READINESS_PERIOD_SECONDS: Final = 5
@@ -28,7 +28,7 @@ def engine_container(
         "imagePullPolicy": defaults.image_pull_policy,
         "command": ["octavo", "serve", _literal(model_argument(spec.model))],
         "args": [_literal(each) for each in arguments(name, spec)],
-        "env": _environment(spec, defaults),
+        "env": _environment(spec),
         "ports": [{"name": "http", "containerPort": contract.PORT_HTTP, "protocol": "TCP"}],
         "volumeMounts": [each.mount() for each in volumes] + list(template.volume_mounts or []),
         "securityContext": _merged(
@@ -84,10 +84,8 @@ def _literal(argument: str) -> str:
     return argument.replace("$(", "$$(")
 
 
-def _environment(spec: InferenceServiceSpec, defaults: EngineDefaults) -> list[dict[str, Any]]:
+def _environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     own = [{"name": contract.ENV_CACHE, "value": CACHE}, {"name": "HOME", "value": CACHE}]
-    if defaults.libraries_claim:
-        own.append({"name": "PYTHONPATH", "value": LIBRARIES})
     theirs = list(spec.pod_template.env or [])
     named = {each.get("name") for each in theirs}
     return [each for each in own if each["name"] not in named] + theirs

@@ -17,13 +17,11 @@ ANNOTATION_DEFAULTS: Final = f"{contract.API_GROUP}/engine-defaults"
 class EngineDefaults:
     """Defaults of the engine pods, from the operator's flags.
 
-    `image` is used where a spec names none. `libraries_claim` names a PersistentVolumeClaim, in the service's
-    namespace, with Python libraries too big for the image; it is mounted read-only and appended to PYTHONPATH.
+    `image` is used where a spec names none.
     """
 
     image: str
     image_pull_policy: str = "IfNotPresent"
-    libraries_claim: str | None = None
 
     def record(self) -> dict[str, str]:
         """Return the annotation that `kept_defaults` reads back."""

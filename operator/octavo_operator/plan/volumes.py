@@ -6,12 +6,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from octavo_operator.api.spec import InferenceServiceSpec, Model
-from octavo_operator.plan.settings import EngineDefaults
 
 TMP: Final = "/tmp"
 CACHE: Final = "/var/cache/octavo"
 MODEL: Final = "/var/lib/octavo/model"
-LIBRARIES: Final = "/opt/octavo/libraries"
 SHM: Final = "/dev/shm"
 SHM_PER_GPU: Final = "1Gi"
 """What a rank's collectives may use. It counts towards the pod's memory limit, and is half of it when unset."""
@@ -34,7 +32,7 @@ class Volume(NamedTuple):
         return {"name": self.name, "mountPath": self.path, **({"readOnly": True} if self.read_only else {})}
 
 
-def volumes(spec: InferenceServiceSpec, defaults: EngineDefaults) -> list[Volume]:
+def volumes(spec: InferenceServiceSpec) -> list[Volume]:
     """Return the operator's own volumes of an engine pod."""
     result = [
         Volume("octavo-tmp", {"emptyDir": {}}, TMP),
@@ -42,8 +40,6 @@ def volumes(spec: InferenceServiceSpec, defaults: EngineDefaults) -> list[Volume
     ]
     if (claim := _model_claim(spec.model.uri)) is not None:
         result.append(Volume("octavo-model", _claim(claim[0]), MODEL, read_only=True))
-    if defaults.libraries_claim:
-        result.append(Volume("octavo-libraries", _claim(defaults.libraries_claim), LIBRARIES, read_only=True))
     if spec.gpus > 1:
         size = f"{spec.gpus * int(SHM_PER_GPU.removesuffix('Gi'))}Gi"
         result.append(Volume("octavo-shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, SHM))
