@@ -14,7 +14,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
 
 from octavo_engine.core.config import (
     BlockReason,
@@ -39,11 +38,8 @@ from octavo_engine.core.waiting import WaitingQueue
 _key = attrgetter("key")
 
 
-class Planned(NamedTuple):
-    """A row of a plan in flight, with the epoch of its sequence when it was planned."""
-
-    sequence: Sequence
-    epoch: int
+Planned = tuple[Sequence, int]
+"""A row of a plan in flight: its sequence, and the sequence's epoch when it was planned."""
 
 
 @dataclass(slots=True)
@@ -93,6 +89,7 @@ class Lifecycle(ABC):
         self._released_slots: list[int] = []
         self._in_flight: deque[tuple[int, list[Planned]]] = deque()
         self._next_number = 0
+        self._has_windows = any(group.window for group in config.groups)
 
     # --- What the loop calls ------------------------------------------------------------------------------------
 
@@ -115,6 +112,7 @@ class Lifecycle(ABC):
                 stop=request.stop,
                 max_len=min(len(request.prompt) + request.stop.max_tokens, self.config.max_model_len),
                 adapter=request.adapter,
+                stop_ids=self._stop_ids(request),
                 scores=request.needs_all_positions and choice == 0,
                 root=root,
                 digests=digests.copy(),
@@ -248,6 +246,7 @@ class Lifecycle(ABC):
         sequence.state = State.RUNNING
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.num_computed = hit.num_tokens
+        self._measure(sequence)
         insort(self.running, sequence, key=_key)
         blocks = tuple(tuple(table) for table in sequence.tables)
         step.admitted.append(
@@ -265,18 +264,23 @@ class Lifecycle(ABC):
         if sequence.scores and not row.discard:
             row = row._replace(scored=_scored(sequence, row))
         step.rows.append(row)
-        step.planned.append(Planned(sequence, sequence.epoch))
+        step.planned.append((sequence, sequence.epoch))
         step.budget -= row.num_tokens + row.padding
         if row.discard:
             return
-        recomputed = min(row.start + row.num_tokens, sequence.recompute_until) - row.start
-        self.totals.recomputed_tokens += max(0, recomputed)
-        sequence.num_computed = row.start + row.num_tokens
+        end = row.start + row.num_tokens
+        if row.start < sequence.recompute_until:
+            self.totals.recomputed_tokens += min(end, sequence.recompute_until) - row.start
+        sequence.num_computed = end
         sequence.num_placeholders += row.samples
 
     def _grow(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Extend the block tables of a running sequence."""
         step.appended += [BlockAppend(sequence.slot, *growth) for growth in self.kv.grow(sequence, num_tokens)]
+        self._measure(sequence)
+
+    def _measure(self, sequence: Sequence) -> None:
+        sequence.capacity = min(map(len, sequence.tables)) * self.config.block_size
 
     def _preempt(self, victim: Sequence) -> None:
         """Send a running sequence back to the queue, to be computed again; published blocks stay findable.
@@ -316,6 +320,11 @@ class Lifecycle(ABC):
         self.kv.release(sequence)
         self._let_go(self.hold_back.withdraw(sequence))
 
+    def _stop_ids(self, request: Request) -> frozenset[int]:
+        """Return the tokens that need `check_stop`: all others end nothing, below the sequence's limit."""
+        eos = () if request.stop.ignore_eos else self.config.eos_token_ids
+        return frozenset((*eos, *request.stop.stop_token_ids))
+
     def _root(self, request: Request) -> bytes:
         config = self.config
         return root_digest(
@@ -338,10 +347,11 @@ class Lifecycle(ABC):
 
     def _settle(self, planned: Planned, row: Row, result: RowResult) -> Event | None:
         """Take in one row's result; None if there is nothing to tell."""
-        sequence = planned.sequence
+        sequence, epoch = planned
         if sequence.state is State.FINISHED or row.discard:
             return None
-        sequence.num_placeholders -= row.samples
+        if row.samples:
+            sequence.num_placeholders -= 1
         if row.drafts:
             self.totals.drafted_tokens += len(row.drafts)
             self.totals.accepted_tokens += max(0, len(result.tokens) - 1)
@@ -350,29 +360,37 @@ class Lifecycle(ABC):
         if row.samples and not result.tokens:
             raise ValueError(f"sequence {sequence.id} sampled nothing in a row that samples")
         tokens, stop = self._accept(sequence, result.tokens)
-        if planned.epoch == sequence.epoch:
+        if epoch == sequence.epoch:
             self._confirm(sequence, row, len(result.tokens))
         elif sequence.state is State.WAITING and not sequence.num_placeholders:
             self.waiting.unblock(sequence)
         if stop is not None:
             event = self._finish(sequence, stop.reason, stop_reason=stop.token)
             return event._replace(tokens=tokens, prompt_logprobs=result.logprobs)
-        if not tokens and sequence.started and not result.logprobs:
-            return None
-        started, sequence.started = not sequence.started, True
-        cached = sequence.cached_tokens if started else 0
-        return Event(sequence.id, tokens, started=started, cached_tokens=cached, prompt_logprobs=result.logprobs)
+        if sequence.started:
+            return Event(sequence.id, tokens, prompt_logprobs=result.logprobs) if tokens or result.logprobs else None
+        sequence.started = True
+        return Event(
+            sequence.id,
+            tokens,
+            started=True,
+            cached_tokens=sequence.cached_tokens,
+            prompt_logprobs=result.logprobs,
+        )
 
     def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:
         """Append sampled tokens until one of them ends the sequence; what comes after it never happened."""
+        known = sequence.tokens
         for count, token in enumerate(tokens, start=1):
-            sequence.tokens.append(token)
+            known.append(token)
+            if len(known) < sequence.max_len and token not in sequence.stop_ids:
+                continue
             stop = check_stop(
                 sequence.stop,
                 self.config.eos_token_ids,
                 token,
                 sequence.num_generated,
-                len(sequence.tokens),
+                len(known),
                 self.config.max_model_len,
             )
             if stop is not None:
@@ -384,8 +402,10 @@ class Lifecycle(ABC):
         rejected = len(row.drafts) + 1 - num_sampled if row.drafts else 0
         sequence.num_computed -= rejected
         computed = min(row.start + row.num_tokens - rejected, len(sequence.tokens))
-        self._let_go(self.hold_back.published(self.kv.publish(sequence, computed)))
-        self.kv.release(sequence, behind=computed)
+        if computed >= (sequence.num_published + 1) * self.config.block_size:
+            self._let_go(self.hold_back.published(self.kv.publish(sequence, computed)))
+        if self._has_windows:
+            self.kv.release(sequence, behind=computed)
 
     def _let_go(self, followers: list[Sequence]) -> None:
         """Followers of a prefix that was published, or lost its leader, may be admitted again."""
@@ -393,10 +413,10 @@ class Lifecycle(ABC):
             self.waiting.unblock(follower)
 
 
-def _scored(sequence: Sequence, row: Row) -> tuple[int, int]:
+def _scored(sequence: Sequence, row: Row) -> tuple[int, ...]:
     """Return which prompt tokens `row` scores: those after its positions that no row has scored before."""
     first, last = sequence.num_scored, min(row.start + row.num_tokens + 1, sequence.num_prompt_tokens)
     if last <= first:
-        return 0, 0
+        return ()
     sequence.num_scored = last
     return first, last

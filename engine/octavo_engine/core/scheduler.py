@@ -48,20 +48,22 @@ class Scheduler(Lifecycle):
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            count = min(sequence.num_remaining, step.budget - (len(self.running) - index))
+            later = len(self.running) - index
+            count = min(sequence.num_remaining, step.budget - later)
             if count <= 0:
                 continue
-            drafts = self._drafts(source, step, sequence, len(self.running) - index) if source else ()
+            drafts = self._drafts(source, step, sequence, later) if source else ()
             if drafts and sequence.num_placeholders:
                 continue
             end = sequence.num_computed + count
-            if not self.kv.can_grow(sequence, end):
+            if end > sequence.capacity and not self.kv.can_grow(sequence, end):
                 everybody_served = False
                 if not self._make_room(sequence, end):
                     break
             if drafts and not self.kv.can_grow(sequence, end + len(drafts)):
                 drafts = ()
-            self._grow(step, sequence, end + len(drafts))
+            if end + len(drafts) > sequence.capacity:
+                self._grow(step, sequence, end + len(drafts))
             self._append_row(step, sequence, count, drafts)
         return everybody_served
 

@@ -28,6 +28,7 @@ class Sequence:
     Placeholders are tokens that steps in flight will sample. `epoch` counts preemptions: the result of a step planned
     in an earlier epoch still gives its tokens, but no longer speaks about blocks. `num_scored` counts the prompt tokens
     whose log-probability is planned or told (the first has none), so that each is told once whatever is computed again.
+    `capacity` is the number of tokens its tables have room for. `stop_ids` are all tokens that may end it.
     """
 
     id: int
@@ -40,11 +41,13 @@ class Sequence:
     scores: bool
     root: bytes
     digests: list[bytes]
+    stop_ids: frozenset[int] = frozenset()
     state: State = State.WAITING
     slot: int = -1
     tables: list[list[int]] = field(default_factory=list)
     num_computed: int = 0
     num_placeholders: int = 0
+    capacity: int = 0
     num_published: int = 0
     epoch: int = 0
     recompute_until: int = 0
@@ -79,7 +82,8 @@ class Sequence:
 
         Less than none while drafts are in flight: progress counts them, `num_tokens` does not.
         """
-        return 0 if self.num_tokens >= self.max_len else self.num_tokens - self.num_computed
+        length = len(self.tokens) + self.num_placeholders
+        return 0 if length >= self.max_len else length - self.num_computed
 
     def name_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Return `digests`, extended to at least the first `num_blocks` blocks, all of known tokens."""

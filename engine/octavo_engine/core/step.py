@@ -52,8 +52,8 @@ class Row(NamedTuple):
     reaches
     the end of the known tokens and the result carries one token more than the drafts accepted. `padding` is the number
     of dummy tokens computed with the row and thrown away; `discard` says that what the row samples is thrown away too
-    (both only in static batching). `scored` (first, last): the log-probabilities of the prompt's tokens first to
-    last - 1 are wanted, each from the position before it.
+    (both only in static batching). `scored` is empty, or (first, last): the log-probabilities of the prompt's tokens
+    first to last - 1 are wanted, each from the position before it.
     """
 
     slot: int
@@ -65,7 +65,7 @@ class Row(NamedTuple):
     adapter: int = NO_ADAPTER
     padding: int = 0
     discard: bool = False
-    scored: tuple[int, int] = (0, 0)
+    scored: tuple[int, ...] = ()
 
 
 class StepPlan(NamedTuple):

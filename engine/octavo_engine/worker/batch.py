@@ -34,7 +34,7 @@ class PersistentBatch:
         self.sequences: NDArray[np.int64] = np.full(max_num_seqs, FREE, dtype=np.int64)
         self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.lengths: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_prompt_tokens: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_tokens = [0] * max_num_seqs
         self.tables: list[NDArray[np.int32]] = [
             np.full((max_num_seqs, max_blocks), -1, dtype=np.int32) for _ in range(num_groups)
         ]
@@ -64,6 +64,10 @@ class PersistentBatch:
         if settings.penalised:
             self.counts[slot] = TokenCounts(self.vocab_size, tokens, admission.num_prompt_tokens)
 
+    def holds(self, slots: NDArray[np.int64], sequences: Sequence[int], lengths: NDArray[np.int64]) -> bool:
+        """Say whether each slot holds its sequence, with so many known tokens."""
+        return bool((self.lengths[slots] == lengths).all() and (self.sequences[slots] == np.array(sequences)).all())
+
     def append_blocks(self, append: BlockAppend) -> None:
         """Write blocks into the slot's table from index `first` on."""
         self.tables[append.group][append.slot, append.first : append.first + len(append.blocks)] = append.blocks
@@ -73,3 +77,9 @@ class PersistentBatch:
         length = int(self.lengths[slot])
         self.tokens[slot, length : length + len(tokens)] = tokens
         self.lengths[slot] = length + len(tokens)
+
+    def append_one_each(self, slots: NDArray[np.int64], tokens: Sequence[int]) -> None:
+        """Append one token to each slot, no slot named twice."""
+        lengths = self.lengths[slots]
+        self.tokens[slots, lengths] = tokens
+        self.lengths[slots] = lengths + 1

@@ -49,21 +49,17 @@ class RequestTable:
 
     def outputs(self, events: Iterable[core.Event]) -> list[TokensOut]:
         """Translate the scheduler's events."""
+        choice_of = self._choice_of
         return [
             TokensOut(
-                *self._choice_of[event.sequence],
-                tokens=event.tokens,
-                finish=event.finish,
-                detail=event.detail,
-                stop_reason=event.stop_reason,
-                started=event.started,
-                cached_tokens=event.cached_tokens,
-                prompt_logprobs=np.array(event.prompt_logprobs, dtype="<f4").tobytes()
-                if event.prompt_logprobs
-                else b"",
+                *choice_of[sequence], tokens, finish, detail, stop_reason, started, cached_tokens, _floats(scores)
             )
-            for event in events
+            for sequence, tokens, finish, detail, stop_reason, started, cached_tokens, scores in events
         ]
+
+
+def _floats(values: tuple[float, ...]) -> bytes:
+    return np.array(values, dtype="<f4").tobytes() if values else b""
 
 
 def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float) -> core.Request:

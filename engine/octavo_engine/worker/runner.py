@@ -10,7 +10,7 @@ import numpy as np
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
 from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, Sampled, sample
 from octavo_engine.sampling.settings import SamplingSettings
-from octavo_engine.worker.assemble import assemble
+from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
 from octavo_engine.worker.scoring import token_logprobs
@@ -30,6 +30,10 @@ class StepError(RuntimeError):
             f"sequence {row.sequence} at {row.start}+{row.num_tokens} in slot {row.slot}" for row in plan.rows
         )
         super().__init__(f"Step {plan.number} failed: {type(cause).__name__}: {cause} (rows: {rows})")
+
+
+class ContractError(RuntimeError):
+    """A plan broke the step contract: the batch can no longer be trusted."""
 
 
 class Runner:
@@ -67,16 +71,53 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Raises StepError if computing it fails."""
         self._apply(plan)
-        live = [index for index, row in enumerate(plan.rows) if not self._void(row)]
-        results = [RowResult()] * len(plan.rows)
         try:
-            for index, result in zip(live, self._compute([plan.rows[i] for i in live]), strict=True):
-                results[index] = result
+            results = self._decode(plan.rows) or self._compute_live(plan.rows)
+        except ContractError:
+            raise
         except Exception as error:
             raise StepError(plan, error) from error
-        for row, result in zip(plan.rows, results, strict=True):
+        return StepResult(plan.number, results)
+
+    def _decode(self, rows: Sequence[Row]) -> tuple[RowResult, ...] | None:
+        """Compute a step in which every row samples after one known token and nothing else; None if it is another."""
+        if not rows:
+            return None
+        slots, sequences, starts, counts, samples, drafts, adapters, paddings, discards, scored = zip(
+            *rows, strict=True
+        )
+        if max(counts) > 1 or not all(samples) or any(drafts) or any(paddings) or any(discards) or any(scored):
+            return None
+        at, positions = np.array(slots), np.array(starts)
+        if not self.batch.holds(at, sequences, positions + 1):
+            return None
+        step = assemble_decode(self.batch, at, positions, adapters, self.executable.max_position)
+        plan, x = self._forward(step)
+        settings, prompts, used = self.batch.settings, self.batch.num_prompt_tokens, self.batch.counts
+        asked = [
+            RowSampling(settings[slot], start + 1, prompts[slot], (), used[slot])
+            for slot, start in zip(slots, starts, strict=True)
+        ]
+        sampled = sample(self.executable.logits(plan, x), asked)
+        results = tuple([RowResult(tokens, failed) for tokens, failed in sampled])
+        if any(failed for _, failed in sampled):
+            self._append(rows, results)
+        else:
+            self.batch.append_one_each(at, [result.tokens[0] for result in results])
+        return results
+
+    def _compute_live(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
+        """Compute the rows that are not void."""
+        live = [index for index, row in enumerate(rows) if not self._void(row)]
+        results = [RowResult()] * len(rows)
+        for index, result in zip(live, self._compute([rows[i] for i in live]), strict=True):
+            results[index] = result
+        self._append(rows, results)
+        return tuple(results)
+
+    def _append(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
+        for row, result in zip(rows, results, strict=True):
             self.batch.append_tokens(row.slot, result.tokens)
-        return StepResult(plan.number, tuple(results))
 
     def probe(self) -> None:
         """Compute one token of nobody's, written nowhere. Raises whatever the backend raises: it is broken then."""
@@ -112,7 +153,7 @@ class Runner:
 
     def _void(self, row: Row) -> bool:
         if self.batch.sequences[row.slot] != row.sequence:
-            raise RuntimeError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
+            raise ContractError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
         end, length = row.start + row.num_tokens - len(row.drafts), int(self.batch.lengths[row.slot])
         return end != length if row.samples and not row.discard else end > length
 
@@ -139,7 +180,7 @@ class Runner:
 
     def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[tuple[float, ...], str]]:
         """Return, by index, the log-probabilities that rows ask for, or why a row failed."""
-        tokens = np.concatenate([self.batch.tokens[row.slot, slice(*row.scored)] for row in rows])
+        tokens = np.concatenate([self.batch.tokens[row.slot, slice(*row.scored)] for row in rows if row.scored])
         scores = np.empty(tokens.size, dtype=np.float32)
         for start in range(0, tokens.size, SCORED_AT_ONCE):
             part = slice(start, min(start + SCORED_AT_ONCE, tokens.size))
@@ -147,11 +188,10 @@ class Runner:
             scores[part] = token_logprobs(logits, tokens[part])
         results, start = {}, 0
         for index, row in enumerate(rows):
-            end = start + row.scored[1] - row.scored[0]
-            if end > start:
-                own = scores[start:end]
+            if row.scored:
+                own = scores[start : start + row.scored[1] - row.scored[0]]
                 results[index] = (tuple(own.tolist()), "") if np.isfinite(own).all() else ((), NOT_FINITE)
-            start = end
+                start += own.size
         return results
 
     def _forward(self, step: ModelStep) -> tuple[Any, Any]:
@@ -171,7 +211,7 @@ class Runner:
         return RowSampling(
             settings=settings,
             position=row.start + row.num_tokens - len(row.drafts),
-            num_prompt_tokens=int(self.batch.num_prompt_tokens[row.slot]),
+            num_prompt_tokens=self.batch.num_prompt_tokens[row.slot],
             drafts=row.drafts,
             counts=None if row.discard else self.batch.counts[row.slot],
         )
