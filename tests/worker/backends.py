@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from octavo_engine.worker.backends.scripted import build_scripted
 from octavo_engine.worker.executable import ALL
+from tests.model.building import build
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 384, 64, 2, 4, 2, 96
 
@@ -62,16 +63,15 @@ def _random_llama_folder() -> tempfile.TemporaryDirectory:
     return folder
 
 
-def _build_reference():
-    from octavo_engine.worker.backends.reference import build_reference
-
-    return build_reference(_random_llama_folder().name, "float32", threads=2)
+def _build_cpu(**precision):
+    return build(Path(_random_llama_folder().name), **precision)
 
 
 BACKENDS = {
     "scripted": lambda: build_scripted("scripted://?eos=0"),
     "scripted, two KV groups": lambda: build_scripted("scripted://?eos=0&window=24"),
-    "reference": _build_reference,
+    "cpu, float32": lambda: _build_cpu(dtype="float32"),
+    "cpu, int8": lambda: _build_cpu(dtype="auto", quantization="int8"),
 }
 
 

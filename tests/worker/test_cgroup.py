@@ -104,6 +104,8 @@ def test_threads_are_at_least_one_and_at_most_the_affinity_mask(tmp_path):
     quota = "sys/fs/cgroup/cpu.max"
     tree(tmp_path, "0::/\n", {"cgroup.controllers": "", "cpu.max": "10000 100000"})
     assert compute_threads(tmp_path) == 1
+    (tmp_path / quota).write_text("110000 100000")
+    assert compute_threads(tmp_path) == min(2, cpus), "a part of a CPU is one more thread"
     (tmp_path / quota).write_text("max 100000")
     assert compute_threads(tmp_path) == cpus
     (tmp_path / quota).write_text(f"{(cpus + 9) * 100000} 100000")

@@ -73,7 +73,7 @@ def test_it_loads_answers_and_leaves():
 
 def test_a_real_model_answers_as_its_runner_does_alone(tmp_path):
     write_random_llama(tmp_path)
-    driver = Driver(BACKENDS["reference"]())
+    driver = Driver(BACKENDS["cpu, float32"]())
     text = driver.generate(driver.live([1, 2, 3], seed=1, temperature=0.0), 8)
     with engine(str(tmp_path), kv_cache_memory=1 << 20, max_num_seqs=4, dtype="float32") as (_, endpoint, receive):
         loaded = until(receive, Loaded)
@@ -124,9 +124,18 @@ def test_signals_are_the_api_process_business():
         (SCRIPTED, {"block_size": 32}, "write block_size=32"),
         (SCRIPTED, {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ("/nowhere/model.gguf", {}, "There is no model at /nowhere/model.gguf"),
+        ("LLAMA", {"dtype": "float16"}, "use bfloat16"),
+        ("LLAMA", {"quantization": "fp8"}, "use int8"),
+        ("LLAMA", {"dtype": "float32", "quantization": "int8"}, "leave one of the two out"),
+        ("LLAMA", {"kv_cache_dtype": "float16"}, "use bfloat16, float32, int8 or auto"),
+        ("LLAMA", {"block_size": 32}, "use --block-size 16"),
+        ("LLAMA", {"max_model_len": 257}, "use at most 256"),
     ],
 )
-def test_a_start_that_cannot_be_ends_with_a_sentence(model, config, sentence):
+def test_a_start_that_cannot_be_ends_with_a_sentence(model, config, sentence, tmp_path):
+    if model == "LLAMA":
+        write_random_llama(tmp_path)
+        model = str(tmp_path)
     with engine(model, **config) as (process, _, receive):
         while isinstance(message := receive(), Progress):
             pass
@@ -149,7 +158,7 @@ def test_a_step_that_hangs_ends_the_engine_with_a_sentence():
 
 def test_the_step_size_is_measured_on_a_cpu():
     with engine("scripted://?prefill=8000&step=20ms", max_num_seqs=8) as (_, _, receive):
-        assert until(receive, Loaded).max_num_batched_tokens == pytest.approx(1040, rel=0.15)
+        assert until(receive, Loaded).max_num_batched_tokens == pytest.approx(1040, rel=0.35)
 
 
 def test_the_engine_dies_with_the_process_that_started_it():

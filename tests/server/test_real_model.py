@@ -1,0 +1,47 @@
+"""The bundled model over HTTP, as a user starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo_engine.model.pull import pull
+from tests.server.launch import Server, finish_reasons, read_stream, serving, text_of
+
+MODEL = "bundled://smollm2-135m-instruct"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 20}
+CACHE = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server where importing torch leaves a mark, whoever catches the error."""
+    folder = tmp_path_factory.mktemp("real")
+    mark = folder / "imported"
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise ImportError('not here')\n")
+    pull(MODEL)
+    flags = ("--drain-propagation", "0", "--kv-cache-memory", str(CACHE))
+    with serving(folder, MODEL, *flags, name="m", environment={"PYTHONPATH": str(folder)}) as running:
+        yield running
+    assert not mark.exists(), "torch was imported"
+
+
+def test_it_answers_and_neither_process_has_torch(server: Server) -> None:
+    stream = read_stream(server, "/v1/chat/completions", GREEDY)
+    assert "Paris" in text_of(stream)
+    assert finish_reasons(stream) == ["stop"]
+    whole = server.post("/v1/chat/completions", GREEDY).json()
+    assert whole["choices"][0]["message"]["content"] == text_of(stream)
+    for process in (server.process.pid, server.engine().pid, *(child.pid for child in server.tokenisers())):
+        assert "torch" not in Path(f"/proc/{process}/maps").read_text()
+
+
+def test_the_engine_takes_weights_and_cache_and_little_more(server: Server) -> None:
+    """Files count where they are mapped, once for all engines that share them."""
+    server.post("/v1/chat/completions", GREEDY)
+    weights = 97 << 20
+    assert server.engine().memory_full_info().pss < weights + CACHE + (120 << 20)
