@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from octavo_engine.sampling.philox import philox4x32, uniforms
+from octavo_kernels.cpu._native import philox, uniform
+from tests.sampling import meaning
 
 
 @pytest.mark.parametrize(
@@ -17,25 +20,23 @@ from octavo_engine.sampling.philox import philox4x32, uniforms
     ],
 )
 def test_known_answers_of_the_random123_distribution(counter, key, expected):
-    block = philox4x32(np.array([counter], dtype=np.uint32), np.array([key], dtype=np.uint32))
-    assert tuple(block[0].tolist()) == expected
+    assert tuple(philox(counter, key)) == expected
+    assert meaning.philox(counter, key) == expected
 
 
-def test_a_draw_is_the_same_alone_and_among_others():
-    seeds, choices, positions = [5, 5, -1, 2**63], [0, 1, 0, 7], [0, 9, 9, 10**6]
-    together = uniforms(seeds, choices, positions)
-    alone = [uniforms([s], [c], [p])[0] for s, c, p in zip(seeds, choices, positions, strict=True)]
-    assert together.tolist() == alone
+@given(seed=st.integers(0, 2**64 - 1), choice=st.integers(0, 2**32 - 1), position=st.integers(0, 2**32 - 1))
+def test_a_draw_is_the_definitions(seed, choice, position):
+    assert uniform(seed, choice, position) == meaning.uniform(seed, choice, position)
 
 
 def test_seed_choice_and_position_each_change_the_draw():
-    draws = uniforms([1, 2, 1, 1, 1 + 2**32], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0])
-    assert len(set(draws.tolist())) == 5
+    draws = [uniform(*key) for key in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1), (1 + 2**32, 0, 0))]
+    assert len(set(draws)) == 5
 
 
 def test_draws_are_uniform_on_zero_to_one():
     count = 20_000
-    draws = uniforms([42] * count, [0] * count, range(count))
+    draws = np.array([uniform(42, 0, position) for position in range(count)])
     assert draws.min() >= 0
     assert draws.max() < 1
     histogram = np.histogram(draws, bins=20, range=(0, 1))[0]

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_engine.sampling.distribution import PARTITION, draw, inverse_cdf, keep_min_p, keep_top_k, keep_top_p
 from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, RowSampling, sample
 from octavo_engine.sampling.settings import prepare
+from tests.sampling.meaning import ONE, kept
 
 V = 600
 
@@ -39,25 +39,31 @@ def test_a_tiny_temperature_above_greedy_neither_overflows_nor_fails():
 
 
 # --- filters ----------------------------------------------------------------------------------------------------
-WEIGHTS = np.array([0.5, 1.0, 0.25, 1.0, 0.25, 1.0], dtype=np.float32)
+# The definition itself: the kernel is held to it in tests/kernels/cpu/test_sampling.py.
+LOGITS = np.log(np.array([0.5, 1.0, 0.25, 1.0, 0.25, 1.0], dtype=np.float32))
+NO_FILTER = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def left(**filters):
+    return np.flatnonzero(kept(LOGITS, **(NO_FILTER | filters))).tolist()
 
 
 @pytest.mark.parametrize(
-    ("k", "kept"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 5]), (4, [0, 1, 3, 5]), (5, [0, 1, 2, 3, 5])]
+    ("k", "expected"), [(1, [1]), (2, [1, 3]), (3, [1, 3, 5]), (4, [0, 1, 3, 5]), (5, [0, 1, 2, 3, 5])]
 )
-def test_top_k_keeps_k_and_prefers_low_ids_on_ties(k, kept):
-    assert np.flatnonzero(keep_top_k(WEIGHTS, k)).tolist() == kept
+def test_top_k_keeps_k_and_prefers_low_ids_on_ties(k, expected):
+    assert left(top_k=k) == expected
 
 
 @pytest.mark.parametrize(
-    ("p", "kept"), [(0.0, [1]), (0.25, [1]), (0.26, [1, 3]), (0.8, [0, 1, 3, 5]), (0.9, [0, 1, 2, 3, 5])]
+    ("p", "expected"), [(0.0, [1]), (0.25, [1]), (0.26, [1, 3]), (0.8, [0, 1, 3, 5]), (0.9, [0, 1, 2, 3, 5])]
 )
-def test_top_p_keeps_the_smallest_sufficient_set(p, kept):
-    assert np.flatnonzero(keep_top_p(WEIGHTS, p)).tolist() == kept
+def test_top_p_keeps_the_smallest_sufficient_set(p, expected):
+    assert left(top_p=p) == expected
 
 
 def test_min_p_is_relative_to_the_best():
-    assert np.flatnonzero(keep_min_p(WEIGHTS, 0.5)).tolist() == [0, 1, 3, 5]
+    assert left(min_p=0.45) == [0, 1, 3, 5]
 
 
 @given(
@@ -65,37 +71,20 @@ def test_min_p_is_relative_to_the_best():
     top_k=st.integers(0, V + 5),
     top_p=st.floats(0, 1),
     min_p=st.floats(0, 1),
-    uniform=st.floats(0, 1, exclude_max=True),
     temperature=st.floats(2e-5, 5),
 )
 @settings(max_examples=200, deadline=None)
-def test_what_is_drawn_survives_every_filter(seed, top_k, top_p, min_p, uniform, temperature):
+def test_weights_are_the_softmax_of_what_survives_every_filter(seed, top_k, top_p, min_p, temperature):
     logits = logits_of(seed)[0]
     logits[::3] = -np.inf
-    prepared = prepare(V, seed=0, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    token = draw(logits, prepared, uniform)
+    weights = kept(logits, temperature, top_k, top_p, min_p)
     ranked = np.argsort(-logits, kind="stable")
-    assert np.isfinite(logits[token])
-    assert not top_k or token in ranked[:top_k]
-    probability = np.exp((logits - logits.max()).astype(np.float64) / temperature)
-    assert probability[token] >= min_p * (1 - 1e-5)
-
-
-# --- the inverse CDF --------------------------------------------------------------------------------------------
-@given(
-    weights=st.lists(st.sampled_from([0.0, 0.0, 1e-30, 1e-7, 0.5, 1.0]), min_size=1, max_size=3 * PARTITION).filter(
-        any
-    ),
-    uniform=st.floats(0, 1, exclude_max=True) | st.just(1 - 2.0**-53),
-)
-@settings(max_examples=300, deadline=None)
-def test_inverse_cdf_never_picks_a_weight_of_zero_and_agrees_with_the_plain_definition(weights, uniform):
-    array = np.array(weights, dtype=np.float32)
-    token = inverse_cdf(array, uniform)
-    cumulative = np.cumsum(array.astype(np.float64)) / array.astype(np.float64).sum()
-    assert array[token] > 0
-    assert cumulative[token] >= uniform - 1e-12
-    assert (cumulative[token - 1] if token else 0) <= uniform + 1e-12
+    exact = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    alive = np.flatnonzero(weights)
+    assert weights[ranked[0]] == ONE
+    np.testing.assert_allclose(weights[alive], exact[alive] * ONE, rtol=1e-5, atol=1.01)
+    assert not top_k or set(alive) <= set(ranked[:top_k])
+    assert (exact[alive] >= min_p * (1 - 1e-5)).all()
 
 
 def test_frequencies_follow_the_softmax():

@@ -1,6 +1,15 @@
-"""Sample a step's rows: filters in the design's order, drafts verified exactly, a bad row fails alone.
+"""Sample a step's rows in one native call: drafts verified exactly, a bad row fails alone.
 
-Order: bias, penalties, allowed ids, min_tokens, temperature, top-k, top-p, min-p.
+Order: bias, penalties, allowed ids, min_tokens, temperature, top-k, top-p, min-p. The arithmetic is fixed, so that a
+row gives the same token whatever runs beside it and whoever computes it:
+
+- Tokens are ranked once: largest logit first, of equal ones the lowest id. Every filter keeps the beginning of that
+  ranking: top-k the first k; top-p the shortest one that holds the share p of what is left; min-p those whose weight is
+  at least that share of the largest.
+- A weight is exp((logit - largest) * (1 / temperature)) in float32, each product and sum rounded on its own, times 2^30
+  and cut to an integer: sums are exact in any order. What is below 2^-30 of the largest is never drawn.
+- The token is the first, in the order of ids, at which the cumulative weight exceeds uniform * total. The uniform is
+  Philox4x32-10's of (seed, choice, position): it has no state, so it survives preemption.
 
 A draft is accepted if, and only if, it equals the token that would have been sampled at its position. Each position has
 its own uniform, so drafts change how many tokens a step gives and never which tokens.
@@ -9,20 +18,22 @@ its own uniform, so drafts change how many tokens a step gives and never which t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.sampling.distribution import draw
-from octavo_engine.sampling.penalties import TokenCounts, penalise
-from octavo_engine.sampling.philox import uniforms
+from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_kernels.cpu import _native
+from octavo_kernels.cpu._native import Pool
 
 NOT_FINITE = "The model's logits are not finite for this request."
 NOTHING_ALLOWED = "No token is allowed here: allowed_token_ids and min_tokens together forbid every token."
 
-_FORBIDDEN = np.float32(-np.inf)
+_NO_DRAFTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class RowSampling(NamedTuple):
@@ -46,82 +57,49 @@ class Sampled(NamedTuple):
     failed: str = ""
 
 
-def sample(logits: NDArray[np.float32], rows: Sequence[RowSampling]) -> list[Sampled]:
+_FAILED = {-1: Sampled((), NOT_FINITE), -2: Sampled((), NOTHING_ALLOWED)}
+
+
+@cache
+def own_pool() -> Pool:
+    """Return the pool of those who have none: the caller's thread alone."""
+    return Pool(1)
+
+
+def sample(logits: NDArray[np.float32], rows: Sequence[RowSampling], pool: Pool | None = None) -> list[Sampled]:
     """Return each row's tokens. logits: [L, V], where L is the sum of 1 + len(drafts) over the rows.
 
-    A row's result depends on its own logits, settings and position only.
+    A row's result depends on its own logits, settings and position only. `pool`: whose threads share the work.
     """
     if not rows:
         return []
-    best = logits.argmax(axis=1)
-    # The largest and the smallest are finite if and only if all are; NaN comes out of both.
-    finite = np.isfinite(logits.max(axis=1)) & np.isfinite(logits.min(axis=1))
-    draws = _draws(rows)
-    sampled, first = [], 0
-    for row in rows:
-        end = first + 1 + len(row.drafts)
-        sampled.append(_sample_row(row, logits[first:end], best[first:end], finite[first:end], draws[first:end]))
-        first = end
-    return sampled
-
-
-def _draws(rows: Sequence[RowSampling]) -> NDArray[np.float64]:
-    seeds, choices, positions = [], [], []
-    for row in rows:
-        for offset in range(1 + len(row.drafts)):
-            seeds.append(row.settings.seed)
-            choices.append(row.settings.choice)
-            positions.append(row.position + offset)
-    return uniforms(seeds, choices, positions)
-
-
-def _sample_row(
-    row: RowSampling,
-    logits: NDArray[np.float32],
-    best: NDArray[np.int64],
-    finite: NDArray[np.bool_],
-    draws: NDArray[np.float64],
-) -> Sampled:
-    tokens: list[int] = []
-    for index in range(1 + len(row.drafts)):
-        if not finite[index]:
-            return Sampled((), NOT_FINITE)
-        if row.settings.plain and row.settings.greedy:
-            token = int(best[index])
-        else:
-            token = _sample_token(row, logits[index], row.position + index, float(draws[index]))
-        if token < 0:
-            return Sampled((), NOTHING_ALLOWED)
-        tokens.append(token)
-        if row.counts is not None:
-            row.counts.add(token)
-        if index < len(row.drafts) and token != row.drafts[index]:
-            break
-    return Sampled(tuple(tokens))
-
-
-def _sample_token(row: RowSampling, logits: NDArray[np.float32], position: int, uniform: float) -> int:
-    """Return the token at `position`, -1 if none is allowed."""
-    settings = row.settings
-    if not settings.plain:
-        logits = _adjust(logits, row, position)
-    token = int(logits.argmax())
-    if logits[token] == _FORBIDDEN:
-        return -1
-    return token if settings.greedy else draw(logits, settings, uniform)
-
-
-def _adjust(logits: NDArray[np.float32], row: RowSampling, position: int) -> NDArray[np.float32]:
-    """Return the row with bias, penalties, allowed ids and min_tokens applied."""
-    settings = row.settings
-    logits = logits.copy()
-    logits[settings.bias_ids] += settings.bias
-    if row.counts is not None:
-        penalise(logits, settings, row.counts)
-    if settings.allowed.size:
-        allowed = np.full_like(logits, _FORBIDDEN)
-        allowed[settings.allowed] = logits[settings.allowed]
-        logits = allowed
-    if position - row.num_prompt_tokens < settings.min_tokens:
-        logits[settings.held_back] = _FORBIDDEN
-    return logits
+    settings, positions, num_prompt_tokens, drafts, counts = zip(*rows, strict=True)
+    first = np.array(positions, dtype=np.int64)
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    flat = _NO_DRAFTS
+    if any(drafts):
+        np.cumsum([len(each) for each in drafts], out=offsets[1:])
+        flat = np.fromiter(chain.from_iterable(drafts), dtype=np.int32, count=int(offsets[-1]))
+    tokens = np.empty(len(logits), dtype=np.int32)
+    given = np.empty(len(rows), dtype=np.int32)
+    _native.sample(
+        pool or own_pool(),
+        logits,
+        [each.native for each in settings],
+        list(counts),
+        first,
+        first - num_prompt_tokens,
+        offsets,
+        flat,
+        tokens,
+        given,
+    )
+    found = tokens.tolist()
+    if not flat.size:
+        pairs = zip(found, given.tolist(), strict=True)
+        return [Sampled((token,)) if count > 0 else _FAILED[count] for token, count in pairs]
+    begins = (offsets[:-1] + np.arange(len(rows), dtype=np.int32)).tolist()
+    return [
+        Sampled(tuple(found[begin : begin + count])) if count > 0 else _FAILED[count]
+        for begin, count in zip(begins, given.tolist(), strict=True)
+    ]

@@ -138,3 +138,64 @@ def paged_attention(
 
     row_offsets: [R + 1]; positions: [T]; context_lengths: [R]; block_tables: [R, max_blocks], -1 where unused.
     """
+
+class Sampling:
+    """How a sequence's tokens are drawn. Raises ValueError if an id is outside the vocabulary."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        seed: int,
+        choice: int,
+        greedy: bool,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        presence: float,
+        frequency: float,
+        repetition: float,
+        min_tokens: int,
+        bias_ids: NDArray[np.int64],
+        bias: NDArray[np.float32],
+        allowed: NDArray[np.int64],
+        held_back: NDArray[np.int64],
+    ) -> None: ...
+
+class TokenCounts:
+    """Which tokens a sequence has used, and how often its output has. `tokens` [n] begin with the prompt's."""
+
+    def __init__(self, vocab_size: int, tokens: NDArray[np.int32], num_prompt_tokens: int) -> None: ...
+
+def sample(
+    pool: Pool,
+    logits: NDArray[np.float32],
+    settings: list[Sampling],
+    counts: list[TokenCounts | None],
+    positions: NDArray[np.int64],
+    generated: NDArray[np.int64],
+    draft_offsets: NDArray[np.int32],
+    drafts: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    given: NDArray[np.int32],
+) -> None:
+    """Sample R sequences; sequence r owns 1 + its number of drafts consecutive rows of logits [L, V].
+
+    positions, generated: [R], of the first token to sample; draft_offsets: [R + 1]. tokens: [L], a sequence's tokens from
+    its first row of logits on; given: [R], how many, -1 where logits are not finite, -2 where no token is allowed.
+    """
+
+def logprobs(
+    pool: Pool, logits: NDArray[np.float32], token_ids: NDArray[np.int32], out: NDArray[np.float32]
+) -> None:
+    """out [L] = log_softmax(logits [L, V]) of token_ids [L]; NaN where a row is not finite."""
+
+def top_logprobs(pool: Pool, logits: NDArray[np.float32], ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    """Write the n most probable tokens of each row to ids [L, n], and their log-probabilities to out [L, n]."""
+
+def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """Return the Philox4x32-10 block of a counter of 4 words and a key of 2."""
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """Return the uniform in [0, 1) that decides the token at `position` of a choice. seed: 64 bits."""

@@ -63,5 +63,6 @@ auto data_or_null(const std::optional<Array>& array) {
 
 void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_sampling(nb::module_& module);
 
 }  // namespace octavo

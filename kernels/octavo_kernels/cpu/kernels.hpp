@@ -126,6 +126,16 @@ struct Attention {
 constexpr int ATTENTION_ROWS = 16;               // at most heads of a group, or queries * heads of a group
 int64_t attention_scratch_floats(int head_dim);  // a thread's: queries, scores, two partial results
 
+// What one pass over a row of logits finds.
+struct Scan {
+    float largest;      // NaN is passed over
+    int32_t magnitude;  // of the largest |logit|, as bits: below 0x7f800000 all are finite
+};
+
+// A row of logits is cut into partitions counted from id 0, as contexts are.
+constexpr int PARTITION_LOGITS = 256;
+constexpr int32_t WEIGHT_ONE = 1 << 30;  // the weight of the largest logit
+
 struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
@@ -137,6 +147,16 @@ struct Kernels {
     void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
     void (*rope_cache)(const Parallel&, const RopeCache&);
     void (*attention)(const Parallel&, const Attention&);
+    // maxima: [partitions][16], of every sixteenth logit of a partition.
+    Scan (*scan_logits)(const float* logits, int count, float* maxima);
+    // Weights exp((logit - largest) * inverse_temperature), 0 where that is less than `least`, times WEIGHT_ONE and cut to
+    // integers. Returns their sum. weights: [count] or null; sums: [partitions] or null.
+    int64_t (*weigh_logits)(const float* logits, int count, float largest, float inverse_temperature, float least,
+                            int32_t* weights, int64_t* sums);
+    // The logits of at least `limit` and their ids, in order; both have room for 15 more. Returns how many.
+    int (*gather_logits)(const float* logits, int count, float limit, float* values, int32_t* ids);
+    // Sum of exp(logit - largest), in a fixed order.
+    double (*sum_exponentials)(const float* logits, int count, float largest);
 };
 
 }  // namespace octavo

@@ -53,4 +53,5 @@ NB_MODULE(_native, module) {
     module.def("silu_mul", &silu_mul, nb::arg("pool"), nb::arg("gate_up").noconvert(), nb::arg("out").noconvert());
     bind_linear(module);
     bind_attention(module);
+    bind_sampling(module);
 }

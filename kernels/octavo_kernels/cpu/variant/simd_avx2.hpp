@@ -73,6 +73,24 @@ INLINE F as_float(I a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps
 INLINE I as_int(F a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
 INLINE F to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 INLINE I round_int(F a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
+INLINE I truncate_int(F a) { return {_mm256_cvttps_epi32(a.low), _mm256_cvttps_epi32(a.high)}; }
+// Writes the lanes of at least `limit` and their ids next to each other; how many.
+INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
+    unsigned mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a.low, limit.low, _CMP_GE_OQ))) |
+                    static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a.high, limit.high, _CMP_GE_OQ))) << 8;
+    if (mask == 0) return 0;
+    float from[16];
+    int32_t id[16];
+    memcpy(from, &a, sizeof from);
+    memcpy(id, &ids, sizeof id);
+    int count = 0;
+    for (; mask; mask &= mask - 1, ++count) {
+        const int lane = __builtin_ctz(mask);
+        values[count] = from[lane];
+        kept[count] = id[lane];
+    }
+    return count;
+}
 
 INLINE F load_half(const uint16_t* from) {
     const __m128i* both = reinterpret_cast<const __m128i*>(from);

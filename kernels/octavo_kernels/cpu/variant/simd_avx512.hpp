@@ -58,6 +58,15 @@ INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 INLINE I as_int(F a) { return _mm512_castps_si512(a); }
 INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE I round_int(F a) { return _mm512_cvtps_epi32(a); }
+INLINE I truncate_int(F a) { return _mm512_cvttps_epi32(a); }
+// Writes the lanes of at least `limit` and their ids next to each other (the rest of 16 is overwritten); how many.
+INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
+    const __mmask16 mask = _mm512_cmp_ps_mask(a, limit, _CMP_GE_OQ);
+    if (mask == 0) return 0;
+    _mm512_storeu_ps(values, _mm512_maskz_compress_ps(mask, a));
+    _mm512_storeu_si512(kept, _mm512_maskz_compress_epi32(mask, ids));
+    return __builtin_popcount(mask);
+}
 
 INLINE F load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));

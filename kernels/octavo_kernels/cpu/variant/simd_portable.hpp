@@ -81,6 +81,18 @@ INLINE I round_int(F a) {
     const F magic = set1(12582912.0f);
     return as_int(a + magic) - as_int(magic);
 }
+INLINE I truncate_int(F a) { return __builtin_convertvector(a, I); }
+// Writes the lanes of at least `limit` and their ids next to each other; how many.
+INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
+    const I mask = a >= limit;
+    int count = 0;
+    for (int lane = 0; lane < 16; ++lane) {
+        if (mask[lane] == 0) continue;
+        values[count] = a[lane];
+        kept[count++] = ids[lane];
+    }
+    return count;
+}
 
 INLINE float half_to_float(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;

@@ -1,5 +1,6 @@
 // The variant's only symbol that others name.
 #include "gemm.hpp"
+#include "sampling.hpp"
 
 #define OCTAVO_STRING2(name) #name
 #define OCTAVO_STRING(name) OCTAVO_STRING2(name)
@@ -16,6 +17,7 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, quantize_weights, rms_norm, silu_mul, rope_cache, attention};
+    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, quantize_weights, rms_norm, silu_mul, rope_cache, attention,
+    scan_logits, weigh_logits, gather_logits, sum_exponentials};
 
 }  // namespace octavo::OCTAVO_VARIANT
