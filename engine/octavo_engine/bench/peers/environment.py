@@ -1,0 +1,100 @@
+"""A peer's own virtual environment below the cache folder: made on request, never shared with Octavo's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.model.files import cache_root, write_atomically
+
+_LAST_CHARACTERS: Final = 200
+
+
+def peers_root() -> Path:
+    """Return the folder that holds every peer's environment. It need not exist."""
+    return cache_root() / "peers"
+
+
+class Environment:
+    """The folder of one peer: `venv`, what was built, the installation's log, and a mark that it is complete."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        """Know the folder; nothing is made."""
+        self.name = name
+        self.folder = root / name
+        self.venv = self.folder / "venv"
+        self.log = self.folder / "install.log"
+        self._mark = self.folder / "installed.json"
+
+    @property
+    def python(self) -> Path:
+        """The peer's interpreter."""
+        return self.venv / "bin" / "python"
+
+    def versions(self) -> dict[str, str] | None:
+        """Return what is installed, None if the installation is not there or not complete."""
+        try:
+            return msgspec.json.decode(self._mark.read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def create(self) -> None:
+        """Make an empty environment in place of whatever is there. Raises PeerError."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.call(sys.executable, "-m", "venv", str(self.venv))
+
+    def finish(self, versions: Mapping[str, str]) -> None:
+        """Mark the installation complete."""
+        write_atomically(self._mark, msgspec.json.encode(dict(versions)))
+
+    def pip(self, *arguments: str) -> None:
+        """Run the environment's pip. Raises PeerError."""
+        self.call(str(self.python), "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input")
+
+    def version(self, distribution: str) -> str:
+        """Return the version of what pip installed. Raises PeerError."""
+        code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+        return self.call(str(self.python), "-c", code, distribution).strip()
+
+    def call(self, *command: str) -> str:
+        """Run a command of the installation, its output kept in the log; return it. Raises PeerError."""
+        try:
+            ended = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                env=self.variables(),
+                cwd=self.folder,
+            )
+        except OSError as error:
+            raise PeerError(f"{self.name} cannot be installed: {command[0]}: {error.strerror}.") from error
+        with self.log.open("a") as log:
+            log.write(f"$ {' '.join(command)}\n{ended.stdout}")
+        if ended.returncode:
+            raise PeerError(f"{self.name} cannot be installed: {_last_words(ended.stdout)} (all of it in {self.log}).")
+        return ended.stdout
+
+    def variables(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables a process of this environment runs with: the environment first, ours left out."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        path = os.pathsep.join([str(self.venv / "bin"), kept.get("PATH", os.defpath)])
+        return {**kept, "PATH": path, "VIRTUAL_ENV": str(self.venv), **(extra or {})}
+
+
+def _last_words(output: str) -> str:
+    """Return the line that says what went wrong: pip's own first, else the last one."""
+    lines: Sequence[str] = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    words = errors[0] if errors else lines[-1] if lines else "it said nothing"
+    return words[:_LAST_CHARACTERS].rstrip(".")
