@@ -57,10 +57,6 @@ class RunResult(NamedTuple):
     tokens: list[tuple[int, ...]]
     observed: Observed
     snapshot: Snapshot
-    kernel_seconds: float
-    """Spent inside native kernels; 0 where the backend does not count."""
-    computing_seconds: float
-    """Spent inside the runner."""
     logprobs: list[list[float]]
     """Of each prompt's tokens but the first, if the run scores."""
 
@@ -76,8 +72,9 @@ class RunResult(NamedTuple):
 
     @property
     def python_share(self) -> float | None:
-        """The share of the loop's wall spent outside kernels; None where the backend does not count."""
-        return 1.0 - self.kernel_seconds / self.seconds if self.kernel_seconds else None
+        """The share of the loop's busy time spent outside kernels; None where the backend does not count."""
+        busy, inside = self.snapshot.busy_seconds, self.snapshot.kernel_seconds
+        return 1.0 - inside / busy if inside and busy else None
 
     @property
     def digest(self) -> str:
@@ -130,6 +127,7 @@ class Harness:
             "scheduler": config.scheduler,
             "kv-allocation": config.kv_allocation,
             "prefix-sharing": "on" if config.prefix_sharing else "off",
+            "speculation": config.speculation,
             "threads": config.threads,
         }
 
@@ -190,7 +188,6 @@ def run_engine(
     """Run the items on an engine to their ends, and leave it idle. Raises BenchError."""
     executor = ObservingExecutor(engine.executor(), engine.scheduler)
     client = _Client(items, tell, score)
-    inside = engine.runner.executable.kernel_seconds()
     gc.collect()
     # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
@@ -208,8 +205,6 @@ def run_engine(
         tokens=[tuple(tokens) for tokens in client.tokens],
         observed=executor.seen,
         snapshot=client.snapshot,
-        kernel_seconds=engine.runner.executable.kernel_seconds() - inside,
-        computing_seconds=client.computing,
         logprobs=client.logprobs,
     )
 
@@ -236,7 +231,6 @@ class _Client:
         self.gaps: list[float] = []
         self.tokens: list[list[int]] = [[] for _ in items]
         self.logprobs: list[list[float]] = [[] for _ in items]
-        self.computing = 0.0
         self.snapshot: Snapshot
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
@@ -255,7 +249,6 @@ class _Client:
             return
         now = time.perf_counter()
         self.snapshot = message.snapshot
-        self.computing += message.snapshot.step_seconds
         for output in message.outputs:
             if output.finish not in ("", "length"):
                 raise BenchError(

@@ -7,17 +7,20 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Final
 
 import psutil
 
+from octavo_engine import contract
 from octavo_engine.ipc.config import EngineConfig
 
 _READY: Final = re.compile(r"Serving .* at (http://\S+)$")
 _LAST_LINES: Final = 8
 _END_SECONDS: Final = 15.0
+_CALL_SECONDS: Final = 10.0
 
 
 class ServerError(RuntimeError):
@@ -33,6 +36,16 @@ class OwnServer:
         """Know the running process."""
         self.url = url
         self._process = psutil.Process(process.pid)
+
+    def engine_seconds(self) -> tuple[float, float]:
+        """Return for how long the engine loop has had something to do, and for how much of it kernels computed."""
+        names = (contract.BUSY_SECONDS.name, contract.KERNEL_SECONDS.name)
+        query = "&".join(f"name[]={name}" for name in names)
+        with urllib.request.urlopen(f"{self.url}{contract.PATH_METRICS}?{query}", timeout=_CALL_SECONDS) as answer:
+            lines = answer.read().decode().splitlines()
+        found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        busy, kernels = (float(found[name]) for name in names)
+        return busy, kernels
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU seconds taken so far, by role: api, engine, tokenisers."""
@@ -76,7 +89,14 @@ def serve_flags(config: EngineConfig) -> list[str]:
         *("--dtype", config.dtype, "--quantization", config.quantization, "--kv-cache-dtype", config.kv_cache_dtype),
         *("--kv-cache-memory", str(config.kv_cache_memory), "--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens), "--scheduler", config.scheduler),
-        *("--kv-allocation", config.kv_allocation, "--max-model-len", str(config.max_model_len or "auto")),
+        *(
+            "--speculation",
+            config.speculation,
+            "--kv-allocation",
+            config.kv_allocation,
+            "--max-model-len",
+            str(config.max_model_len or "auto"),
+        ),
     ]
     return flags if config.prefix_sharing else [*flags, "--no-prefix-sharing"]
 

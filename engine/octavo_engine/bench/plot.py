@@ -94,10 +94,10 @@ def lines(
     body = []
     for tick in _decades(low, high) if log_x else _ticks(low, high):
         body.append(f'<line class="g" x1="{across(tick):.1f}" y1="{up}" x2="{across(tick):.1f}" y2="{down}"/>')
-        body.append(_text(across(tick), down + 17, number(tick), "middle", "n"))
+        body.append(_text(across(tick), down + 17, f"{tick:g}", "middle", "n"))
     for tick in _ticks(0.0, top):
         body.append(f'<line class="g" x1="{left}" y1="{along(tick):.1f}" x2="{right}" y2="{along(tick):.1f}"/>')
-        body.append(_text(left - 6, along(tick) + 4, number(tick) if tick else "0", "end", "n"))
+        body.append(_text(left - 6, along(tick) + 4, f"{tick:g}", "end", "n"))
     body.append(_text((left + right) / 2, down + 36, x_label, "middle"))
     body.append(_text(12, up - 10, y_label, "start", "n"))
     for index, line in enumerate(kept):
@@ -128,7 +128,7 @@ def _text(x: float, y: float, content: str, anchor: str, kind: str = "") -> str:
 
 
 def _document(title: str, facts: str, body: Sequence[str], height: float, note: str) -> str:
-    noted = _wrap(note, 118)
+    noted = _wrap(note, 125)
     whole = height + 8 + 15 * len(noted)
     notes = [_text(12, height + 10 + 15 * index, line, "start", "n") for index, line in enumerate(noted)]
     head = (

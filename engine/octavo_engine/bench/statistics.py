@@ -65,6 +65,6 @@ def number(value: float) -> str:
     """Return a figure with three to four significant digits, as people write it."""
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "∞"
-    if value == 0 or abs(value) >= 100:
+    if value == 0 or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"

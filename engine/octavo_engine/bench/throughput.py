@@ -10,7 +10,7 @@ import msgspec
 
 from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.limits import Limits, Work
-from octavo_engine.bench.load import LoadResult, Target, drive
+from octavo_engine.bench.load import Target, drive
 from octavo_engine.bench.own_server import OwnServer
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import Spread, number, percentiles, spread
@@ -53,6 +53,8 @@ class OverHTTP(msgspec.Struct, frozen=True):
     health: dict[str, float]
     failed: int
     cpu: dict[str, float]
+    python_share: float | None = None
+    """Of the engine loop's busy time, the API process attached."""
     ratio: float = 0.0
     """Of the figure in process."""
 
@@ -108,12 +110,13 @@ def over_http(
     """Drive `clients` clients, all in this process, through the server."""
     target = Target(server.url, server.name)
     asyncio.run(drive(target, workload(0)[:4], clients=clients, probe=False))
-    before = server.cpu_seconds()
+    before, began = server.cpu_seconds(), server.engine_seconds()
     loads = [
         asyncio.run(drive(target, workload(repetition), clients=clients, tell=tell(repetition)))
         for repetition in range(repeat)
     ]
-    after = server.cpu_seconds()
+    after, ended = server.cpu_seconds(), server.engine_seconds()
+    busy, kernels = (late - early for late, early in zip(ended, began, strict=True))
     wall = sum(load.seconds for load in loads)
     cpu = {f"{role} process": (after[role] - before[role]) / wall for role in after}
     return OverHTTP(
@@ -123,13 +126,9 @@ def over_http(
         itl=percentiles([gap for load in loads for outcome in load.outcomes for gap in outcome.itl]),
         health=percentiles([value for load in loads for value in load.health]),
         failed=sum(load.failed for load in loads),
+        python_share=1 - kernels / busy if kernels else None,
         cpu={**cpu, "load generator": sum(load.client_cpu_seconds for load in loads) / wall},
     )
-
-
-def first_error(loads: Sequence[LoadResult]) -> str:
-    """Return what the first failed request failed of, "" if none did."""
-    return next((outcome.error for load in loads for outcome in load.outcomes if outcome.error), "")
 
 
 def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) -> Table:
@@ -161,6 +160,7 @@ def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) ->
             ("over HTTP: ITL p50 / p99, ms", _pair(http.itl)),
             ("over HTTP: /health p99, ms", number(http.health["p99"] * 1e3)),
             ("over HTTP: failed requests", str(http.failed)),
+            *([("over HTTP: Python's share of the loop", f"{http.python_share:.1%}")] if http.python_share else []),
             *((f"CPU of one core: {role}", f"{share:.1%}") for role, share in http.cpu.items()),
         ]
     title = f"{found.requests} requests at once, {found.total_rate.count} repetitions"

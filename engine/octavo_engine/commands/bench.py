@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from octavo_engine.commands import bench_options as options
+from octavo_engine.commands.bench_peers import peers
 
 app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True)
+app.command()(peers)
 
 
 @app.command()
@@ -39,6 +41,7 @@ def throughput(
     max_num_seqs: options.MaxNumSeqs = 0,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
     prefix_sharing: options.PrefixSharing = True,
+    speculation: options.Speculation = "off",
     threads: options.Threads = 0,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -56,6 +59,7 @@ def throughput(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         prefix_sharing=prefix_sharing,
+        speculation=speculation,
         threads=threads,
     )
     with options.ending_in_a_sentence(*options.expected()):
@@ -104,8 +108,9 @@ def latency(
     dtype: options.DType = "auto",
     quantization: options.Quantization = "auto",
     kv_cache_dtype: options.KVCacheDType = "auto",
-    kv_cache_memory: options.KVCacheMemory = "512Mi",
+    kv_cache_memory: options.KVCacheMemory = "0",
     max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    speculation: options.Speculation = "off",
     threads: options.Threads = 0,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -121,6 +126,7 @@ def latency(
         kv_cache_dtype=kv_cache_dtype,
         max_num_batched_tokens=max_num_batched_tokens,
         prefix_sharing=False,
+        speculation=speculation,
         threads=threads,
     )
     with options.ending_in_a_sentence(*options.expected()):
@@ -211,6 +217,7 @@ def headline(
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_batched_tokens=max_num_batched_tokens,
+        speculation="off",
         threads=threads,
     )
     sizes = bench.SHORT if short else msgspec.structs.replace(bench.Sizes(), repeat=repeat)

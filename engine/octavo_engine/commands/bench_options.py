@@ -41,6 +41,12 @@ MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest sequence in token
 MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Sequences in one step at the most; 0: up to 256.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=0, help="Tokens of one step at the most; 0: measured here.")]
 PrefixSharing = Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.")]
+Speculation = Annotated[
+    Literal["auto", "ngram", "off"],
+    typer.Option(
+        help="Drafts by prompt lookup. Off by default here: what greedy answers to random prompts repeat would flatter."
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0: what the affinity and the quota give.")]
 WorkloadKind = Annotated[
     str,

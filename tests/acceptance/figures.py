@@ -1,0 +1,56 @@
+"""One figure of an acceptance line beside its goal."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .running import PYTHON, Ran, run
+
+
+class Figure(NamedTuple):
+    """What was measured, and whether it is what was promised; `held` is None where the short form promises nothing."""
+
+    line: int
+    what: str
+    figure: str
+    goal: str
+    held: bool | None
+    seconds: float = 0.0
+
+
+def bench(*arguments: str) -> tuple[Ran, dict[str, Any]]:
+    """Run `octavo bench …`; return its figures, none if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        ran = run([PYTHON, "-m", "octavo_engine.cli", "bench", *arguments, "--json", str(report)])
+        if ran.code or not report.exists():
+            return ran, {}
+        figures = json.loads(report.read_text())["figures"]
+    return ran, figures if isinstance(figures, dict) else {"rows": figures}
+
+
+def failed(line: int, ran: Ran) -> Figure:
+    """Return the figure of a command that did not end well: its last words."""
+    last = ran.output.strip().splitlines()[-3:]
+    return Figure(line, ran.command, " / ".join(last), "ends well", False, ran.seconds)
+
+
+def at_least(line: int, what: str, value: float | None, goal: float, ran: Ran, form: str = "{:.2f}") -> Figure:
+    """Return a figure that must reach its goal; one that was not measured does not."""
+    shown = "not measured" if value is None else form.format(value)
+    return Figure(line, what, shown, "≥ " + form.format(goal), value is not None and value >= goal, ran.seconds)
+
+
+def at_most(line: int, what: str, value: float | None, goal: float, ran: Ran, form: str = "{:.2f}") -> Figure:
+    """Return a figure that must stay at or below its goal."""
+    shown = "not measured" if value is None else form.format(value)
+    return Figure(line, what, shown, "≤ " + form.format(goal), value is not None and value <= goal, ran.seconds)
+
+
+def without_promises(figures: Sequence[Figure]) -> list[Figure]:
+    """Return the figures of a short form: what depends on the machine's speed is told and not judged."""
+    return [figure._replace(held=None) if figure.held is not None else figure for figure in figures]

@@ -1,0 +1,87 @@
+"""The load generator against the real server: whole answers, failures that count, probes meanwhile."""
+
+import asyncio
+import math
+
+import pytest
+
+from octavo_engine.bench import online, workload
+from octavo_engine.bench.load import LoadResult, Outcome, Target, drive, first_model
+from octavo_engine.bench.own_server import ServerError, own_server, serve_flags
+from octavo_engine.ipc.config import EngineConfig
+
+URI = "scripted://?step=2ms&blocks=512&max_len=512"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with own_server(URI, serve_flags(EngineConfig(model=URI, socket_folder="", max_num_batched_tokens=256))) as running:
+        yield running
+
+
+def test_clients_at_once_get_every_token(server):
+    items = workload.mixed(24, vocab=255)
+    load = asyncio.run(drive(Target(server.url, server.name), items, clients=8))
+    assert load.failed == 0
+    assert load.output_tokens == sum(item.max_tokens for item in items)
+    assert load.prompt_tokens == sum(len(item.prompt) for item in items)
+    assert load.health
+    assert all(math.isfinite(seconds) for seconds in load.health)
+    assert all(outcome.ttft <= outcome.e2e for outcome in load.outcomes)
+
+
+def test_open_loop_sends_at_the_arrivals_whatever_has_become_of_the_others(server):
+    items = workload.poisson(workload.fixed(20, 16, 40, vocab=255), rate=40)
+    load = asyncio.run(drive(Target(server.url, server.name), items))
+    assert load.failed == 0
+    assert len(load.outcomes) == 20
+    for outcome, item in zip(load.outcomes, items, strict=True):
+        assert outcome.arrival == pytest.approx(item.arrival + outcome.late)
+        assert outcome.late >= 0
+
+
+def test_refused_requests_are_infinite_and_the_others_go_on(server):
+    items = [workload.Item((100,) * 16, 4), workload.Item((100,) * 600, 4), workload.Item((100,) * 16, 4)]
+    load = asyncio.run(drive(Target(server.url, server.name), items))
+    assert [bool(outcome.error) for outcome in load.outcomes] == [False, True, False]
+    assert "400" in load.outcomes[1].error
+    assert load.outcomes[1].ttft == math.inf
+    found = online.summarize(load, items, slo_ttft=60, slo_itl=60)
+    assert found.failed == 1
+    assert found.ttft["p99"] == math.inf
+    assert found.slo_attainment == pytest.approx(2 / 3)
+    assert "1 failed" in online.table(found).title
+
+
+def test_the_server_says_its_first_model(server):
+    assert asyncio.run(first_model(server.url)) == server.name
+
+
+def test_saturation_is_what_the_server_ends_for_the_clients(server):
+    rate = online.saturation(Target(server.url, server.name), lambda n: workload.fixed(n, 16, 10, vocab=255), 8, 1.0)
+    assert rate > 1
+
+
+def test_cpu_is_told_by_process(server):
+    taken = server.cpu_seconds()
+    assert set(taken) == {"api", "engine", "tokenisers"}
+    assert min(taken["api"], taken["engine"]) > 0
+
+
+def test_nobody_there_is_one_sentence():
+    with pytest.raises(OSError, match="Nobody answers"):
+        asyncio.run(drive(Target("http://127.0.0.1:1", "x"), workload.fixed(1, 4, 1)))
+
+
+def test_a_server_that_cannot_start_says_why():
+    with pytest.raises(ServerError, match="nowhere"), own_server("/nowhere"):
+        pass
+
+
+def test_a_failure_keeps_no_objective():
+    failed = Outcome(0, 0, math.inf, [math.inf], math.inf, 4, 0, "gone")
+    good = Outcome(0, 0, 0.1, [0.01, 0.03], 0.2, 4, 3)
+    load = LoadResult(2.0, [failed, good], [0.01, math.inf], 0.1)
+    found = online.summarize(load, [workload.Item((1,), 3)] * 2, slo_ttft=1, slo_itl=1)
+    assert (found.slo_attainment, found.goodput, found.health_failed) == (0.5, 0.25, 1)
+    assert (load.request_rate, load.output_tokens) == (0.5, 3)
