@@ -2,8 +2,8 @@
 
     python benchmarks/engine_loop.py --streams 1,64 --step-ms 3,35 [--layers 30] [--vocab 49152] [--profile]
 
-The engine process is real (loop, scheduler, runner, sampler, messages) over a model whose steps sleep; here its messages
-are received and read, and that is all. The CPU time is the engine process's, its start excluded: on a busy machine it
+The engine process is real (loop, scheduler, runner, sampler, messages) over a model whose steps sleep; its messages
+are received and read here, and that is all. The CPU time is the engine process's, its start excluded: on a busy machine it
 says more than the wall. With --profile the loop is profiled and the heaviest functions printed (their sum is too high).
 """
 
@@ -67,7 +67,8 @@ class StatedModel:
 
     def _compute(self) -> None:
         started = time.perf_counter()
-        time.sleep(self._call)
+        if self._call:
+            time.sleep(self._call)
         self._inside += time.perf_counter() - started
 
 

@@ -24,6 +24,7 @@ from octavo_engine.server.heartbeat import Heartbeat
 from octavo_engine.server.keys import KeyFile, KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
 from octavo_engine.server.protocol.json_body import parse_object
+from octavo_engine.server.protocol.responses import Delta, Style
 
 
 def test_the_phases_of_a_drain() -> None:
@@ -222,3 +223,22 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     if refused is not None:
         assert refused.status == 400
         json.loads(refused.body())
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_chunk_that_only_brings_text_is_put_together_as_any_other_is_encoded(kind: str, include_usage: bool) -> None:
+    style = Style("chat" if kind == "chat" else "completions", 'a "model" 100%d', include_usage)
+    first = style.chunks([Delta(3, "Hello", None)])
+    for text in ("wörld\n", 'a "quoted" \\ %s', "\u2028\x00"):
+        event = style.chunks([Delta(3, text, None)])
+        body = json.loads(event.removeprefix(b"data: "))
+        same = json.loads(first.removeprefix(b"data: "))
+        choice = same["choices"][0]
+        if kind == "chat":
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
+        assert body == same
+        assert list(body) == list(same)
+        assert event.endswith(b"\n\n")

@@ -143,6 +143,8 @@ class Exchange:
         self._finished = False
         self._watch: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[object] | None = None
+        self._writing_since = 0.0
+        self._stall_check: asyncio.TimerHandle | None = None
 
     # --- The body ---
     async def read_body(self, budget: BodyBudget) -> tuple[bytes, Holding]:
@@ -187,6 +189,7 @@ class Exchange:
         """Watch for the client's leaving from now on: the body has been read."""
         self._owner = asyncio.current_task()
         self._watch = asyncio.create_task(self._watch_client())
+        self._check_stall()
         return self
 
     async def __aexit__(
@@ -195,6 +198,8 @@ class Exchange:
         """Stop watching; a cancellation that the client's leaving caused becomes ClientGone."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._stall_check is not None:
+            self._stall_check.cancel()
         if self.client_gone and isinstance(error, asyncio.CancelledError) and self._owner is not None:
             self._owner.uncancel()
             raise ClientGone from None
@@ -211,6 +216,16 @@ class Exchange:
                     self._owner.cancel()
                 return
 
+    def _check_stall(self) -> None:
+        """Look, a few times within STALL_SECONDS, whether a write waits: cheaper than a time limit on each."""
+        loop = asyncio.get_running_loop()
+        if self._writing_since and loop.time() - self._writing_since > STALL_SECONDS:
+            self.client_gone = True
+            if self._owner is not None:
+                self._owner.cancel()
+            return
+        self._stall_check = loop.call_later(STALL_SECONDS / 8, self._check_stall)
+
     # --- The answer ---
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the status line and headers."""
@@ -222,6 +237,11 @@ class Exchange:
         """Send a piece of the body, waiting while the client does not read. Raises ClientGone if it never does."""
         self._finished = not more
         message: types.Message = {"type": "http.response.body", "body": data, "more_body": more}
+        if self._stall_check is not None:
+            self._writing_since = asyncio.get_running_loop().time()
+            await self._send(message)
+            self._writing_since = 0.0
+            return
         try:
             async with asyncio.timeout(STALL_SECONDS):
                 await self._send(message)

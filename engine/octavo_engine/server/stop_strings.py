@@ -35,6 +35,11 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to watch for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """Take the next piece and return what may be sent; after a match, nothing more."""
         if self.matched is not None or not text:

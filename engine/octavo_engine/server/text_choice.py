@@ -41,6 +41,9 @@ class TextChoice:
     def take(self, output: Output) -> str:
         """Return the text that may be sent now. Raises ApiError if the engine failed this choice."""
         tokens = output.tokens
+        if not output.finish and not self._stops.watches:
+            self.completion_tokens += len(tokens)
+            return self._detokenizer.push(tokens)
         # A stop token asked for by id is no text, unless the caller wants to see what stopped it.
         silent = len(tokens) - 1 if output.stop_reason >= 0 and not self._include_stop else len(tokens)
         pieces = []

@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
+from octavo_engine.sampling.logprobs import logprobs
 from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, Sampled, sample
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
-from octavo_engine.worker.scoring import token_logprobs
 
 SCORED_AT_ONCE: Final = 64
 """Positions of a prompt whose logits exist at the same time."""
@@ -51,6 +51,8 @@ class Runner:
     def __init__(self, executable: Executable, *, max_num_seqs: int, max_model_len: int) -> None:
         """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated."""
         self.executable = executable
+        # A backend with native threads lends them to the sampler.
+        self._pool = getattr(executable, "pool", None)
         self.batch = PersistentBatch(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -98,7 +100,7 @@ class Runner:
             RowSampling(settings[slot], start + 1, prompts[slot], (), used[slot])
             for slot, start in zip(slots, starts, strict=True)
         ]
-        sampled = sample(self.executable.logits(plan, x), asked)
+        sampled = sample(self.executable.logits(plan, x), asked, self._pool)
         results = tuple([RowResult(tokens, failed) for tokens, failed in sampled])
         if any(failed for _, failed in sampled):
             self._append(rows, results)
@@ -168,15 +170,16 @@ class Runner:
         results = []
         for index, row in enumerate(rows):
             tokens, failed = next(sampled) if row.samples else ((), "")
-            logprobs, unscored = scored.get(index, ((), ""))
+            scores, unscored = scored.get(index, ((), ""))
             failed = failed or unscored
-            results.append(RowResult((), failed) if failed or row.discard else RowResult(tokens, failed, logprobs))
+            results.append(RowResult((), failed) if failed or row.discard else RowResult(tokens, failed, scores))
         return results
 
     def _sample(self, plan: Any, x: Any, rows: Sequence[Row], num_logits: int) -> list[Sampled]:
         if not rows:
             return []
-        return sample(self.executable.logits(plan, x, slice(num_logits)), [self._sampling(row) for row in rows])
+        logits = self.executable.logits(plan, x, slice(num_logits))
+        return sample(logits, [self._sampling(row) for row in rows], self._pool)
 
     def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[tuple[float, ...], str]]:
         """Return, by index, the log-probabilities that rows ask for, or why a row failed."""
@@ -185,7 +188,7 @@ class Runner:
         for start in range(0, tokens.size, SCORED_AT_ONCE):
             part = slice(start, min(start + SCORED_AT_ONCE, tokens.size))
             logits = self.executable.logits(plan, x, slice(first + part.start, first + part.stop))
-            scores[part] = token_logprobs(logits, tokens[part])
+            scores[part] = logprobs(logits, tokens[part], self._pool)
         results, start = {}, 0
         for index, row in enumerate(rows):
             if row.scored:

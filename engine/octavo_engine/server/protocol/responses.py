@@ -59,10 +59,19 @@ class Style:
             "model": model,
         }
         self._chunk_head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
+        # Of a chunk that only brings text everything but the text is known, and a stream is thousands of them.
+        self._opening = b"data: " + _encode(self._chunk_head)[:-1] + b',"choices":[{"index":'
+        self._before_text = b',"delta":{"content":' if self._chat else b',"text":'
+        self._closing = (
+            (b"}" if self._chat else b"")
+            + b',"logprobs":null,"finish_reason":null}]'
+            + (b',"usage":null' if include_usage else b"")
+            + b"}\n\n"
+        )
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         """Return the server-sent events of new text, one per choice."""
-        return b"".join(self._event([self._chunk_choice(delta)], None) for delta in deltas)
+        return b"".join([self._chunk(delta) for delta in deltas])
 
     def ending(self, total: Usage) -> bytes:
         """Return the end of a stream: the chunk with the totals and no choices if it was asked for, then [DONE]."""
@@ -71,6 +80,12 @@ class Style:
     def whole(self, texts: list[Delta], total: Usage) -> bytes:
         """Return the answer that is not streamed."""
         return _encode({**self._head, "choices": [self._choice(text) for text in texts], "usage": total})
+
+    def _chunk(self, delta: Delta) -> bytes:
+        choice, text, finish, _ = delta
+        if not text or finish is not None or (self._chat and choice not in self._begun):
+            return self._event([self._chunk_choice(delta)], None)
+        return b"".join((self._opening, b"%d" % choice, self._before_text, _encode(text), self._closing))
 
     def _event(self, choices: list[dict[str, Any]], total: Usage | None) -> bytes:
         body = {**self._chunk_head, "choices": choices}
