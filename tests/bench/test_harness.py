@@ -81,7 +81,7 @@ def test_a_settled_configuration_states_what_was_measured():
 
 
 def test_a_request_that_fails_ends_the_bench_with_a_sentence():
-    harness = make("scripted://?blocks=128&max_len=512&nan_token=200")
+    harness = make("scripted://?blocks=128&max_len=512&nan=200")
     with pytest.raises(BenchError, match="ended with 'error'"):
         harness.run([workload.Item((100, 200), 3)])
     with pytest.raises(BenchError, match="refused"):
