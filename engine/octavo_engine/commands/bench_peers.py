@@ -14,9 +14,10 @@ from octavo_engine.commands import bench_options as options
 
 if TYPE_CHECKING:
     from octavo_engine.bench.load import Target
-    from octavo_engine.bench.peers.contender import Settings
-    from octavo_engine.bench.peers.measure import Field
+    from octavo_engine.bench.peers.contender import Contender, Settings
+    from octavo_engine.bench.peers.measure import Measured
     from octavo_engine.bench.peers.model_files import ModelFiles
+    from octavo_engine.bench.peers.point import Point
     from octavo_engine.bench.peers.registry import Installed
     from octavo_engine.bench.peers.serving import Served
     from octavo_engine.ipc.config import EngineConfig
@@ -46,6 +47,8 @@ def peers(
     saturation_seconds: Annotated[
         float, typer.Option(min=1, help="With --served: about how long finding each server's saturation takes.")
     ] = 60.0,
+    in_process: Annotated[bool, typer.Option(help="The points, each engine in a process without HTTP.")] = True,
+    speculation: options.Speculation = "off",
     threads: options.Threads = 0,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -59,7 +62,7 @@ def peers(
     from octavo_engine.bench.report import Report
     from octavo_engine.worker.cgroup import compute_threads
 
-    config = options.engine_config(model, device="cpu", threads=threads or compute_threads())
+    config = options.engine_config(model, device="cpu", threads=threads or compute_threads(), speculation=speculation)
     settings = Settings(threads=config.threads)
     root = environments or peers_root()
     with options.ending_in_a_sentence(PeerError, *options.expected(), OSError):
@@ -67,7 +70,9 @@ def peers(
         files = ModelFiles(_gguf(config.model), root / "models")
         found = registry.find(registry.choose(peer or []), root, install, say)
         machine = describe_machine(settings.threads)
-        contenders, configs = _contenders(found, files, settings)
+        theirs = _theirs(found, files, settings)
+        safetensors = any(contender.name == "vllm:bf16" for contender in theirs)
+        configs = ours.configurations(config, files, settings, safetensors)
         described: dict[str, Any] = {
             "model": files.gguf.name,
             **{name: getattr(settings, name) for name in settings.__struct_fields__},
@@ -75,9 +80,11 @@ def peers(
         }
         shown: list[Any] = []
         figures: dict[str, Any] = {}
-        if len(contenders) > len(configs):
-            measured, field_perplexities = _measure(contenders, wanted, repeat, perplexity_windows)
-            compared = tables.compare(measured, field_perplexities)
+        if in_process and theirs:
+            contenders = [*ours.contenders(configs, options.load), *theirs]
+            measured, own = _measure(contenders, wanted, repeat, perplexity_windows)
+            described |= {name: chosen for name, (chosen, _) in own.items()}
+            compared = tables.compare(measured, {name: perplexity for name, (_, perplexity) in own.items()})
             shown, figures["in_process"] = tables.tables(measured, compared), compared
         if served and found:
             from octavo_engine.bench.peers import serving
@@ -95,7 +102,7 @@ def say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def _points(names: list[str] | None) -> list[Any]:
+def _points(names: list[str] | None) -> list[Point]:
     from octavo_engine.bench.peers.point import POINTS
 
     known = {point.name: point for point in POINTS}
@@ -112,11 +119,8 @@ def _gguf(model: str) -> Path:
     return path
 
 
-def _contenders(
-    found: list[Installed], files: ModelFiles, settings: Settings
-) -> tuple[list[Any], dict[str, EngineConfig]]:
-    """Return everybody, ours first, and our configurations; a peer that cannot be prepared is left out."""
-    from octavo_engine.bench.peers import ours
+def _theirs(found: list[Installed], files: ModelFiles, settings: Settings) -> list[Contender]:
+    """Return the peers as they are measured; one that cannot be prepared is left out."""
     from octavo_engine.bench.peers.errors import PeerError
 
     theirs = []
@@ -125,29 +129,26 @@ def _contenders(
             theirs += one.peer.contenders(one.environment, files, settings)
         except PeerError as error:
             say(f"{one.peer.title} is left out: {error}")
-    configs = ours.configurations(files, settings, quantized_folder=any(c.name == "vllm:bf16" for c in theirs))
-    return [*ours.contenders(configs, options.load), *theirs], configs
+    return theirs
 
 
-def _measure(contenders: list[Any], points: list[Any], repeat: int, windows: int) -> tuple[Any, dict[str, Any]]:
+def _measure(
+    contenders: list[Contender], points: list[Point], repeat: int, windows: int
+) -> tuple[Measured, dict[str, tuple[str, float | None]]]:
+    """Return all runs, and of our own engines by name what they chose and their perplexity."""
     from octavo_engine.bench.peers.measure import Field, measure
+    from octavo_engine.bench.peers.ours import OwnEngine
 
     field = Field(contenders, say)
     try:
         measured = measure(field, points, repeat, say, best_of=("llamacpp:file",))
-        return measured, _perplexities(field, windows)
+        return measured, {
+            name: (running.describe(), options.perplexity(running.harness, windows))
+            for name, running in field.running.items()
+            if isinstance(running, OwnEngine)
+        }
     finally:
         field.close()
-
-
-def _perplexities(field: Field, windows: int) -> dict[str, float | None]:
-    from octavo_engine.bench.peers.ours import OwnEngine
-
-    return {
-        name: options.perplexity(running.harness, windows)
-        for name, running in field.running.items()
-        if isinstance(running, OwnEngine)
-    }
 
 
 def _servers(found: list[Installed], files: ModelFiles, settings: Settings, own: EngineConfig) -> list[Served]:

@@ -27,6 +27,12 @@ class OwnEngine:
         """Load the model."""
         self.harness = load(config)
 
+    def describe(self) -> str:
+        """Return what the engine chose where the configuration left it open."""
+        chosen = self.harness.describe()
+        names = ("dtype", "quantization", "kv-cache-dtype", "max-num-batched-tokens", "speculation")
+        return " ".join(f"{name}={chosen[name]}" for name in names)
+
     def run(self, items: Sequence[Item]) -> Timing:
         """Run the items, all submitted at once. Raises BenchError."""
         run = self.harness.run(items)
@@ -43,19 +49,19 @@ class OwnEngine:
         self.harness.unload()
 
 
-def configurations(files: ModelFiles, settings: Settings, quantized_folder: bool) -> dict[str, EngineConfig]:
+def configurations(
+    config: EngineConfig, files: ModelFiles, settings: Settings, safetensors: bool
+) -> dict[str, EngineConfig]:
     """Return our configurations by format: the file as it is, and of the safetensors bf16 and int8 if wanted."""
-    base = EngineConfig(
+    base = msgspec.structs.replace(
+        config,
         model=str(files.gguf),
-        socket_folder="",
-        device="cpu",
         kv_cache_memory=settings.cache_gib * 2**30,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
-        threads=settings.threads,
     )
     found = {FILE: base}
-    if quantized_folder:
+    if safetensors:
         folder = str(files.safetensors)
         found["bf16"] = msgspec.structs.replace(base, model=folder, dtype="bfloat16", quantization="none")
         found["int8"] = msgspec.structs.replace(base, model=folder, quantization="int8")
