@@ -1,4 +1,4 @@
-"""From a Hugging Face `config.json` to a `ModelSpec`: Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text)."""
+"""From a Hugging Face `config.json` to a `ModelSpec`: Llama, Mistral, Mixtral, Qwen2, Qwen3 (MoE too), Gemma 3 text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from octavo_engine.model.spec import (
     LayerSpec,
     MLPSpec,
     ModelSpec,
+    MoESpec,
     NormSpec,
     RopeSpec,
     UnsupportedModelError,
@@ -23,6 +24,8 @@ ARCHITECTURES: Final = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _MODEL_TYPES: Final = {"gemma3_text": "gemma3"}
 _ACTIVATIONS: Final[dict[str, Activation]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -86,7 +89,7 @@ def _layer_kinds(config: Mapping[str, Any], architecture: str, count: int) -> li
     if architecture == "gemma3":
         every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or _GEMMA_PATTERN)
         return [_SLIDING if (index + 1) % every else _FULL for index in range(count)]
-    if architecture in ("qwen2", "qwen3"):
+    if architecture in ("qwen2", "qwen3", "qwen3_moe"):
         first = int(config.get("max_window_layers", count))
         return [_SLIDING if index >= first else _FULL for index in range(count)]
     return [_SLIDING] * count
@@ -105,17 +108,35 @@ def _layer(config: Mapping[str, Any], architecture: str, kind: str, norm: NormSp
         scale=scale,
         qkv_bias=bias or architecture == "qwen2",
         output_bias=bias,
-        qk_norm=norm if architecture in ("qwen3", "gemma3") else None,
+        qk_norm=norm if architecture in ("qwen3", "qwen3_moe", "gemma3") else None,
         window=int(config["sliding_window"]) if kind == _SLIDING else 0,
     )
     post = norm if gemma else None
     return LayerSpec(
         attention=attention,
-        mlp=MLPSpec(int(config["intermediate_size"]), _activation(config), bool(config.get("mlp_bias", False))),
+        mlp=_mlp(config, architecture),
         attention_norm=norm,
         mlp_norm=norm,
         post_attention_norm=post,
         post_mlp_norm=post,
+    )
+
+
+def _mlp(config: Mapping[str, Any], architecture: str) -> MLPSpec:
+    size, activation = int(config["intermediate_size"]), _activation(config)
+    if architecture not in ("mixtral", "qwen3_moe"):
+        return MLPSpec(size, activation, bool(config.get("mlp_bias", False)))
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            "A mixture of experts with some layers that have none is not served yet; use a model with experts in all."
+        )
+    # One library names them both ways.
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    normalize = architecture == "mixtral" or bool(config.get("norm_topk_prob", False))
+    return MLPSpec(
+        int(config.get("moe_intermediate_size") or size),
+        activation,
+        moe=MoESpec(experts, int(config.get("num_experts_per_tok") or 2), normalize),
     )
 
 

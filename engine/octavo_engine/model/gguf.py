@@ -69,6 +69,8 @@ def open_gguf(path: Path) -> Checkpoint:
 
     def tensor(name: str) -> QTensor:
         stored = file.tensor(gguf_name(name))
+        if (expert := _expert(name)) is not None:
+            return stored.take_one(expert)
         if interleaved and name.endswith((".q.weight", ".k.weight", ".q.bias", ".k.bias")):
             attention = spec.layers[int(name.split(".")[1])].attention
             heads = attention.num_heads if ".q." in name else attention.num_kv_heads
@@ -76,12 +78,19 @@ def open_gguf(path: Path) -> Checkpoint:
         return stored
 
     def describe(name: str) -> Stored:
-        return file.describe(gguf_name(name))
+        kind, shape = file.describe(gguf_name(name))
+        return Stored(kind, shape if _expert(name) is None else shape[1:])
 
     # A chat model ends its turn with one, a text with the other.
     ends = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
     eos_token_ids = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
     return Checkpoint(spec, describe, tensor, (path,), file.main_kind(), eos_token_ids)
+
+
+def _expert(name: str) -> int | None:
+    """Return which expert's tensor a name is of, None for what is no expert's."""
+    parts = name.split(".")
+    return int(parts[3]) if parts[0] == "layers" and parts[2] == "experts" else None
 
 
 def half_rotation_rows(num_heads: int, head_dim: int) -> NDArray[np.intp]:

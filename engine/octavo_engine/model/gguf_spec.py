@@ -1,14 +1,23 @@
-"""From a GGUF file's metadata to a `ModelSpec`: llama (Mistral too), qwen2, qwen3, gemma3."""
+"""From a GGUF file's metadata to a `ModelSpec`: llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, gemma3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from octavo_engine.model.spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec
+from octavo_engine.model.spec import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    RopeSpec,
+)
 from octavo_engine.model.spec import UnsupportedModelError as Unsupported
 
-ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES: Final = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3")
 _GEMMA_PATTERN: Final = 6
 """Every sixth layer attends to everything; the files do not say so."""
 _GEMMA_LOCAL_THETA: Final = 10000.0
@@ -44,11 +53,10 @@ def spec_from_gguf(
     Raises UnsupportedModelError with a sentence for what is not served.
     """
     metadata = Metadata(keys, tensors)
-    name, experts = metadata.architecture, bool(metadata.get("expert_count", 0))
-    if name not in ARCHITECTURES or experts:
+    name = metadata.architecture
+    if name not in ARCHITECTURES:
         raise Unsupported(
-            f"GGUF architecture '{name}'{' with experts' if experts else ''} is not served yet; "
-            f"the served ones are {', '.join(ARCHITECTURES)}."
+            f"GGUF architecture '{name}' is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
         )
     hidden_size, count = int(metadata.required("embedding_length")), int(metadata.required("block_count"))
     window = int(metadata.get("attention.sliding_window") or 0)
@@ -92,16 +100,23 @@ def _layer(metadata: Metadata, hidden_size: int, rope_divisors: tuple[float, ...
     )
     return LayerSpec(
         attention=attention,
-        mlp=MLPSpec(
-            int(metadata.required("feed_forward_length")),
-            "gelu_tanh" if gemma else "silu",
-            bias="blk.0.ffn_down.bias" in tensors,
-        ),
+        mlp=_mlp(metadata),
         attention_norm=norm,
         mlp_norm=norm,
         post_attention_norm=norm if gemma else None,
         post_mlp_norm=norm if gemma else None,
     )
+
+
+def _mlp(metadata: Metadata) -> MLPSpec:
+    size = int(metadata.required("feed_forward_length"))
+    if experts := int(metadata.get("expert_count", 0)):
+        if "blk.0.ffn_gate_exps.weight" not in metadata.tensors:
+            raise Unsupported("This GGUF keeps each expert in a tensor of its own, as old ones did; convert it again.")
+        moe = MoESpec(experts, int(metadata.required("expert_used_count")))
+        return MLPSpec(int(metadata.get("expert_feed_forward_length", size)), moe=moe)
+    activation: Activation = "gelu_tanh" if metadata.architecture == "gemma3" else "silu"
+    return MLPSpec(size, activation, bias="blk.0.ffn_down.bias" in metadata.tensors)
 
 
 def _rope(metadata: Metadata, head_dim: int, divisors: tuple[float, ...], local: bool) -> RopeSpec:

@@ -63,6 +63,10 @@ class QTensor:
         """Return these rows of the tensor, in order: rows are stored whole, so nothing is requantised."""
         return QTensor(self.kind, (len(rows), *self.shape[1:]), tuple(plane[rows] for plane in self.planes))
 
+    def take_one(self, index: int) -> QTensor:
+        """Return one of the tensors that are stacked in this one's first dimension."""
+        return QTensor(self.kind, self.shape[1:], tuple(plane[index] for plane in self.planes))
+
 
 def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Widen bfloat16 bit patterns (numpy has no such type): they are the upper half of a float32."""

@@ -48,6 +48,7 @@ def load_matrices(
     checkpoint: Checkpoint, digest: str, precision: Precision, pool: Pool, progress: Progress
 ) -> dict[str, Weight]:
     """Return the model's matrices by name: `head`, `embedding` (if not tied), `layers.N.{qkv,o,gate_up,down}`.
+    A mixture has `layers.N.router` and `layers.N.experts.E.{gate_up,down}`.
 
     They are mapped from the cache's `packed` folder; what is not there is packed into it, or into memory if it cannot
     be written. Raises UnsupportedModelError if a tensor has not the shape that the configuration says.
@@ -102,8 +103,17 @@ def _matrices(spec: ModelSpec) -> Iterator[tuple[str, tuple[str, ...], tuple[int
         qkv = tuple(f"{at}.{part}.weight" for part in "qkv")
         yield f"{at}.qkv", qkv, (attention.q_size + 2 * attention.kv_size, hidden)
         yield f"{at}.o", (f"{at}.o.weight",), (hidden, attention.q_size)
-        yield f"{at}.gate_up", (f"{at}.gate.weight", f"{at}.up.weight"), (2 * inner, hidden)
-        yield f"{at}.down", (f"{at}.down.weight",), (hidden, inner)
+        if layer.mlp.moe is not None:
+            yield f"{at}.router", (f"{at}.router.weight",), (layer.mlp.moe.num_experts, hidden)
+        for part in _feed_forwards(at, layer):
+            yield f"{part}.gate_up", (f"{part}.gate.weight", f"{part}.up.weight"), (2 * inner, hidden)
+            yield f"{part}.down", (f"{part}.down.weight",), (hidden, inner)
+
+
+def _feed_forwards(at: str, layer: LayerSpec) -> list[str]:
+    """Return the names of a layer's gated feed-forwards: its own, or its experts'."""
+    moe = layer.mlp.moe
+    return [at] if moe is None else [f"{at}.experts.{expert}" for expert in range(moe.num_experts)]
 
 
 def _source(
@@ -116,7 +126,11 @@ def _source(
             f"The weights {' and '.join(tensors)} have {rows} rows where the configuration says {shape[0]} of "
             f"{columns}; the model is damaged, fetch it again."
         )
-    targets = {precision.target(each.kind, columns, delicate=name in ("head", "embedding")) for each in stored}
+    delicate = name in ("head", "embedding")
+    targets = {precision.target(each.kind, columns, delicate=delicate) for each in stored}
+    if name.endswith(".router"):
+        # Which experts a token has may hang on the last bit, and a router is small.
+        targets = {"F32"}
     kinds = {each.kind for each in stored}
     # Parts stored differently (Q4_K_M keeps some v in Q6_K) become int8 together: one product has one layout.
     target = targets.pop() if len(targets) == 1 and (len(kinds) == 1 or "" not in targets) else "INT8"
