@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from octavo_engine.worker.cgroup import MemoryLimit, compute_threads, cpu_quota, memory_limit
+from octavo_engine.worker.cgroup import MemoryLimit, compute_threads, cpu_quota, memory_limit, spin_microseconds
 
 GIB = 1 << 30
 V1_NO_LIMIT = 9223372036854771712
@@ -110,3 +110,9 @@ def test_threads_are_at_least_one_and_at_most_the_affinity_mask(tmp_path):
     assert compute_threads(tmp_path) == cpus
     (tmp_path / quota).write_text(f"{(cpus + 9) * 100000} 100000")
     assert compute_threads(tmp_path) == cpus
+
+
+@pytest.mark.parametrize(("quota", "threads", "spins"), [("max", 2, True), ("200000", 2, True), ("150000", 2, False)])
+def test_threads_spin_unless_a_quota_is_less_than_they_are(tmp_path, quota, threads, spins):
+    tree(tmp_path, "0::/\n", {"cgroup.controllers": "", "cpu.max": f"{quota} 100000"})
+    assert (spin_microseconds(threads, tmp_path) > 0) is spins

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from octavo_engine.model.bundled import BUNDLED
 from octavo_engine.model.files import cache_root
-from octavo_engine.worker.cgroup import cpu_quota, memory_limit
+from octavo_engine.worker.cgroup import compute_threads, cpu_quota, memory_limit, spin_microseconds
 
 _ISA: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _PACKAGES: Final = (
@@ -25,12 +25,14 @@ Row = tuple[str, str]
 
 
 def doctor() -> int:
-    """Print the tables. Returns the exit code: 1 if a package the engine needs is missing."""
+    """Print the tables. Returns the exit code: 1 if a package or the kernels that the engine needs are missing."""
     console = Console()
     packages = list(_packages())
+    kernels = list(_kernels())
     for title, rows in (
         ("Processor", list(_processor())),
         ("Limits", list(_limits())),
+        ("CPU kernels", kernels),
         ("Packages", packages),
         ("Models", list(_models())),
     ):
@@ -39,7 +41,8 @@ def doctor() -> int:
             table.add_row(*row)
         console.print(table)
     optional = {"torch", "triton"}
-    return 1 if any(found == "missing" and name not in optional for name, found in packages) else 0
+    missing = any(found == "missing" and name not in optional for name, found in packages)
+    return 1 if missing or kernels[0][0] == "missing" else 0
 
 
 def _processor() -> Iterator[Row]:
@@ -62,6 +65,28 @@ def _limits() -> Iterator[Row]:
     yield "memory limit (cgroup)", "none" if memory is None else f"{_size(memory.limit)}, {_size(memory.used)} in use"
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield "memory of the machine", _size(total)
+
+
+def _kernels() -> Iterator[Row]:
+    """Say what the engine would compute with; the first row is `missing` where it could not."""
+    try:
+        from octavo_engine.worker.backends.cpu import start_pool
+        from octavo_kernels.cpu import variants
+    except ImportError as error:
+        yield "missing", f"{error}; install g++ and run: pip install --force-reinstall octavo[engine]"
+        return
+    try:
+        pool, spin = start_pool(), spin_microseconds(compute_threads())
+    except RuntimeError as error:
+        yield "missing", f"OCTAVO_CPU_ISA={os.environ.get('OCTAVO_CPU_ISA', '')}: {error}"
+        return
+    yield "variant in use", pool.variant
+    yield "variants this machine runs", ", ".join(variants())
+    how = f"each spins {spin} µs, then sleeps" if spin else "none spins: the quota is less than whole CPUs"
+    yield "threads", f"{pool.threads}; {how}"
+    packed = list((cache_root() / "packed").glob("*.packed"))
+    size = sum(path.stat().st_size for path in packed)
+    yield "packed weights kept", f"{len(packed)} files, {_size(size)} in {cache_root() / 'packed'}"
 
 
 def _packages() -> Iterator[Row]:

@@ -11,8 +11,9 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+SPIN_MICROSECONDS: Final = 50
 _UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as a huge number (LONG_MAX rounded down to a page)."""
 
@@ -53,6 +54,15 @@ def compute_threads(root: Path = Path("/")) -> int:
     cpus = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+
+
+def spin_microseconds(threads: int, root: Path = Path("/")) -> int:
+    """Return how long a waiting thread may spin before it sleeps.
+
+    Not at all where a quota gives less than whole CPUs: what threads burn while they wait, the next step would lack.
+    """
+    quota = cpu_quota(root)
+    return 0 if quota is not None and quota < threads else SPIN_MICROSECONDS
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:

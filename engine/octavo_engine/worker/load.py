@@ -93,11 +93,15 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
             f"This installation has no CPU kernels ({error}): install a C++20 compiler (Debian: apt-get install g++) "
             "and run pip install --force-reinstall octavo[engine]."
         ) from error
+    try:
+        pool = start_pool(config.threads)
+    except RuntimeError as error:
+        raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
     executable = build_cpu(
         checkpoint,
         digest,
         precision,
-        start_pool(config.threads),
+        pool,
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         progress=report,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +16,20 @@ from octavo_engine.worker.backends.cpu_cache import CpuLayout
 from octavo_engine.worker.backends.cpu_layer import Layer, Rope, Step, attend, logits, mlp
 from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
-from octavo_engine.worker.cgroup import compute_threads, cpu_quota
+from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
 from octavo_engine.worker.executable import ModelStep
 from octavo_kernels.cpu import Pool, Weight
 
-SPIN_MICROSECONDS: Final = 50
 Floats = NDArray[np.float32]
 
 
 def start_pool(threads: int = 0) -> Pool:
     """Return the kernels' threads: `threads`, or for 0 as many as this container may use.
 
-    Where a quota gives less than whole CPUs they never spin: what they burn waiting, the next step would lack. Raises
-    RuntimeError if OCTAVO_CPU_ISA names what this machine cannot run.
+    Raises RuntimeError if OCTAVO_CPU_ISA names what this machine cannot run.
     """
     threads = threads or compute_threads()
-    quota = cpu_quota()
-    return Pool(threads, 0 if quota is not None and quota < threads else SPIN_MICROSECONDS)
+    return Pool(threads, spin_microseconds(threads))
 
 
 def build_cpu(
