@@ -3,8 +3,9 @@
     python benchmarks/engine_loop.py --streams 1,64 --step-ms 3,35 [--layers 30] [--vocab 49152] [--profile]
 
 The engine process is real (loop, scheduler, runner, sampler, messages) over a model whose steps sleep; its messages
-are received and read here, and that is all. The CPU time is the engine process's, its start excluded: on a busy machine it
-says more than the wall. With --profile the loop is profiled and the heaviest functions printed (their sum is too high).
+are received and read here, and that is all. The CPU time is the engine process's, its start excluded: on a busy
+machine it says more than the wall. With --profile the loop is profiled and the heaviest functions printed (their sum is
+too high).
 """
 
 from __future__ import annotations

@@ -9,12 +9,19 @@ import numpy as np
 
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
-from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Step, StopRule, Submit
+from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Snapshot, Step, StopRule, Submit
 from octavo_engine.worker.executor import make_executor
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 
 EOS = (256,)
+
+
+def snapshot(**fields):
+    """A snapshot of an engine in which nothing happens, but for `fields`."""
+    counts = ("received", "blocks_active", "blocks_cached", "blocks_free", "running", "waiting", "waiting_tokens")
+    totals = ("prefix_hit_tokens", "prefix_miss_tokens", "preemptions", "recomputed_tokens")
+    return Snapshot(**(dict.fromkeys((*counts, *totals), 0) | {"time": 0.0, "oldest_wait_seconds": 0.0} | fields))
 
 
 class Pipes:
