@@ -20,6 +20,9 @@ class Pool:
     def threads(self) -> int: ...
     @property
     def variant(self) -> str: ...
+    @property
+    def seconds_inside(self) -> float:
+        """Seconds that calls have spent in the kernels so far, without their waiting for one another."""
 
 class Weight:
     """A packed weight [n, k]; `gate_up` weights hold n / 2 gate and n / 2 up features. `data` is kept, not
@@ -199,3 +202,92 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """Return the uniform in [0, 1) that decides the token at `position` of a choice. seed: 64 bits."""
+
+class Rope:
+    """Rotary factors of all positions, cos and sin [positions, r]. The arrays are kept, not copied."""
+
+    def __init__(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> None: ...
+
+class Step:
+    """What the layers of one step share. The arrays are kept, not copied: leave them as they are.
+
+    positions: [T]; row_offsets: [R + 1]; context_lengths: [R]; for each group of layers block_tables [R, max_blocks],
+    -1 where unused, and slots [T], block · 16 + offset or -1. Tables are checked, tiles cut and rotary factors
+    gathered when the first layer asks.
+    """
+
+    def __init__(
+        self,
+        positions: NDArray[np.int32],
+        row_offsets: NDArray[np.int32],
+        context_lengths: NDArray[np.int32],
+        block_tables: Sequence[NDArray[np.int32]],
+        slots: Sequence[NDArray[np.int64]],
+    ) -> None: ...
+
+class Layer:
+    """A decoder layer d wide. Arrays and weights are kept, not copied.
+
+    Norm weights have their offset added; a post norm sits between a block and its residual addition. qkv:
+    [(heads + 2 · kv_heads) · head_dim, d]; output: [d, heads · head_dim]; gate_up: a gated weight of d columns, and
+    down: [d, features], or neither. activation: silu or gelu_tanh. group: whose tables and slots of a step. window: 0
+    for all; softcap: 0 for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: CacheLayout,
+        heads: int,
+        scale: float,
+        rope: Rope,
+        attention_norm: NDArray[np.float32],
+        attention_eps: float,
+        qkv: Weight,
+        output: Weight,
+        mlp_norm: NDArray[np.float32],
+        mlp_eps: float,
+        gate_up: Weight | None = None,
+        down: Weight | None = None,
+        qkv_bias: NDArray[np.float32] | None = None,
+        output_bias: NDArray[np.float32] | None = None,
+        gate_up_bias: NDArray[np.float32] | None = None,
+        down_bias: NDArray[np.float32] | None = None,
+        q_norm: NDArray[np.float32] | None = None,
+        k_norm: NDArray[np.float32] | None = None,
+        qk_eps: float = 1e-6,
+        post_attention_norm: NDArray[np.float32] | None = None,
+        post_attention_eps: float = 1e-6,
+        post_mlp_norm: NDArray[np.float32] | None = None,
+        post_mlp_eps: float = 1e-6,
+        activation: str = "silu",
+        group: int = 0,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> None: ...
+    def bind(self, cache: NDArray[np.uint8]) -> None:
+        """Take [blocks, block_bytes], each block contiguous, as the layer's cache."""
+
+def attend(pool: Pool, layer: Layer, step: Step, x: NDArray[np.float32]) -> None:
+    """x [T, d] += the layer's attention block: norm, q/k/v, rotation, cache, attention, output.
+
+    The bits are those of rms_norm, linear, rope_and_cache, paged_attention and linear one after the other.
+    """
+
+def mlp(pool: Pool, layer: Layer, x: NDArray[np.float32]) -> None:
+    """x [T, d] += the layer's feed-forward block: norm, gated product, product back."""
+
+def embed(pool: Pool, weight: Weight, ids: NDArray[np.int32], out: NDArray[np.float32], scale: float = 1.0) -> None:
+    """out [T, k] = rows `ids` [T] of a weight [n, k] that is not gated, times scale."""
+
+def logits(
+    pool: Pool,
+    norm: NDArray[np.float32],
+    eps: float,
+    head: Weight,
+    x: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    out: NDArray[np.float32],
+    softcap: float = 0.0,
+) -> None:
+    """out [L, n] = norm(x[tokens]) · headᵀ, capped by tanh if softcap is not 0. x: [T, k]; norm: [k]; tokens: [L]."""

@@ -71,6 +71,27 @@ struct RmsNorm {
     float eps;
 };
 
+// Rows on their way into a product: gathered, normed as RmsNorm does, written as Gemm::input wants them, in one pass.
+struct Prepare {
+    const float* x;         // [any, width]
+    const int32_t* gather;  // [rows], which rows of x; or null for the first ones
+    const float* norm;      // [width], or null for no norm
+    float eps;
+    WeightKind kind;
+    void* input;
+    QuantGroup* groups;
+    int rows, width;
+};
+
+// x = x + y / sqrt(mean(y^2) + eps) * weight
+struct AddNorm {
+    float* x;
+    const float* y;
+    const float* weight;
+    int rows, width;
+    float eps;
+};
+
 enum CacheKind : int32_t { CACHE_F32, CACHE_BF16, CACHE_INT8, CACHE_KINDS };
 
 // One layer's cache: blocks of 16 tokens, block_bytes each. A block holds its kv heads one after the other, and a head
@@ -143,7 +164,10 @@ struct Kernels {
     void (*quantize)(const Parallel&, const float* x, int8_t* values, QuantGroup* groups, int rows, int k);
     // Quantise one panel of float weights, values [32][k], into its records: U8 (zero 128) or U4_MIN.
     void (*quantize_weights)(WeightKind kind, const float* values, int k, uint8_t* records);
+    void (*prepare)(const Parallel&, const Prepare&);
     void (*rms_norm)(const Parallel&, const RmsNorm&);
+    void (*add_norm)(const Parallel&, const AddNorm&);
+    void (*softcap)(const Parallel&, float* x, int64_t count, float cap);  // x = tanh(x / cap) * cap
     void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
     void (*rope_cache)(const Parallel&, const RopeCache&);
     void (*attention)(const Parallel&, const Attention&);

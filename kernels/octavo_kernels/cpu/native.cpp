@@ -46,6 +46,7 @@ NB_MODULE(_native, module) {
     nb::class_<Runner>(module, "Pool")
         .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("spin_us") = 50)
         .def_prop_ro("threads", [](const Runner& runner) { return runner.pool.threads(); })
+        .def_prop_ro("seconds_inside", [](const Runner& runner) { return runner.seconds_inside.load(); })
         .def_prop_ro("variant", [](const Runner& runner) { return runner.kernels.name; });
     module.def("rms_norm", &rms_norm, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
                nb::arg("eps"), nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
@@ -54,4 +55,5 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_attention(module);
     bind_sampling(module);
+    bind_layers(module);
 }

@@ -3,42 +3,40 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "binding.hpp"
 #include "pack.hpp"
+#include "weight.hpp"
 
 namespace octavo {
 namespace {
 
-using Bytes1 = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutBytes1 = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u8_min", "u8_fine", "u4", "u4_min", "u4_min_wide"};
 
-// A packed weight [n, k]. Its bytes belong to the array that it was made from, which it keeps alive.
-struct Weight {
-    WeightKind kind;
-    int zero_shift;
-    std::size_t n, k;
-    bool gate_up;
-    Bytes1 data;
+}  // namespace
 
-    Weight(const std::string& layout, int zero_shift, std::size_t n, std::size_t k, bool gate_up, Bytes1 data)
-        : kind(WEIGHT_KINDS), zero_shift(zero_shift), n(n), k(k), gate_up(gate_up), data(data) {
-        for (int i = 0; i < WEIGHT_KINDS; ++i) {
-            if (layout == KIND_NAMES[i]) kind = static_cast<WeightKind>(i);
-        }
-        require(kind != WEIGHT_KINDS, "There is no packed layout " + layout + ".");
-        require(zero_shift >= 0 && zero_shift <= 7, "zero_shift is 0 to 7.");
-        require(n > 0 && k > 0 && (!gate_up || n % 2 == 0),
-                "A weight has at least one row and column, gate and up equally many rows.");
-        require(quantised() ? k % GROUP == 0 : true, "Rows of quantised weights are whole groups of 32.");
-        require(data.shape(0) == packed_bytes(kind, n, k),
-                "The packed weight has " + std::to_string(data.shape(0)) + " bytes where " +
-                    std::to_string(packed_bytes(kind, n, k)) + " are needed: pack it again.");
+Weight::Weight(const std::string& layout, int zero_shift, std::size_t n, std::size_t k, bool gate_up, Bytes1 data)
+    : kind(WEIGHT_KINDS), zero_shift(zero_shift), n(n), k(k), gate_up(gate_up), data(data) {
+    for (int i = 0; i < WEIGHT_KINDS; ++i) {
+        if (layout == KIND_NAMES[i]) kind = static_cast<WeightKind>(i);
     }
-    bool quantised() const { return kind != F32 && kind != BF16; }
-    std::size_t features() const { return gate_up ? n / 2 : n; }
-};
+    require(kind != WEIGHT_KINDS, "There is no packed layout " + layout + ".");
+    require(zero_shift >= 0 && zero_shift <= 7, "zero_shift is 0 to 7.");
+    require(n > 0 && k > 0 && (!gate_up || n % 2 == 0),
+            "A weight has at least one row and column, gate and up equally many rows.");
+    require(quantised() ? k % GROUP == 0 : true, "Rows of quantised weights are whole groups of 32.");
+    require(data.shape(0) == packed_bytes(kind, n, k), "The packed weight has " + std::to_string(data.shape(0)) +
+                                                           " bytes where " + std::to_string(packed_bytes(kind, n, k)) +
+                                                           " are needed: pack it again.");
+}
+
+Gate gate_of(const Weight& weight, const std::string& activation) {
+    require(activation == "silu" || activation == "gelu_tanh",
+            "The activation of a gated product is silu or gelu_tanh, not " + activation + ".");
+    return !weight.gate_up ? NO_GATE : activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
+}
+
+namespace {
 
 nb::tuple plan_packing(const std::string& source, std::size_t n, std::size_t k, const std::string& target) {
     const Packing packing = choose_packing(source, target);
@@ -72,36 +70,10 @@ void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional
     require_shape(out, "out", {rows, weight.features()});
     if (residual) require_shape(*residual, "residual", {rows, weight.features()});
     if (bias) require_shape(*bias, "bias", {weight.n});
-    require(activation == "silu" || activation == "gelu_tanh",
-            "The activation of a gated product is silu or gelu_tanh, not " + activation + ".");
-    const Gate gate = !weight.gate_up ? NO_GATE : activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
-    if (rows == 0) return;
-    const int m = static_cast<int>(rows), ki = static_cast<int>(k);
-    Gemm gemm{};
-    gemm.kind = weight.kind;
-    gemm.zero_shift = weight.zero_shift;
-    gemm.weights = weight.data.data();
-    gemm.rows = m;
-    gemm.n = static_cast<int>(weight.n);
-    gemm.k = ki;
-    const auto stride = static_cast<std::int64_t>(weight.features());
-    gemm.epilogue = {out.data(), stride, data_or_null(residual), stride, data_or_null(bias), gate};
+    const Gate gate = gate_of(weight, activation);
     Call call(runner);
-    if (weight.kind == F32) {
-        gemm.input = x.data();
-    } else if (weight.kind == BF16) {
-        auto* input = static_cast<std::uint16_t*>(runner.pool.workspace(Pool::INPUT, rows * (k + 1) * 2));
-        runner.kernels.to_bf16(call.parallel, x.data(), input, m, ki);
-        gemm.input = input;
-    } else {
-        auto* input = static_cast<std::int8_t*>(runner.pool.workspace(Pool::INPUT, rows * k));
-        auto* groups =
-            static_cast<QuantGroup*>(runner.pool.workspace(Pool::INPUT_GROUPS, rows * k / GROUP * sizeof(QuantGroup)));
-        runner.kernels.quantize(call.parallel, x.data(), input, groups, m, ki);
-        gemm.input = input;
-        gemm.groups = groups;
-    }
-    runner.kernels.gemm(call.parallel, gemm);
+    multiply(runner, weight.matrix(data_or_null(bias)), {x.data(), static_cast<int>(rows)}, gate,
+             data_or_null(residual), out.data());
 }
 
 void quantize(Runner& runner, In2 x, nb::ndarray<std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> values,

@@ -7,15 +7,8 @@
 #include "blocks.hpp"
 
 namespace octavo {
-namespace {
 
-struct Shape {
-    std::size_t quant_bytes;
-    int scales;  // planes of 32
-    bool minima, wide;
-};
-
-Shape shape_of(WeightKind kind) {
+RecordShape record_shape(WeightKind kind) {
     switch (kind) {
         case U8: return {1024, 1, false, false};
         case U8_MIN: return {1024, 1, true, false};
@@ -27,9 +20,11 @@ Shape shape_of(WeightKind kind) {
     }
 }
 
-std::size_t record_bytes(const Shape& shape) {
+std::size_t record_bytes(const RecordShape& shape) {
     return shape.quant_bytes + static_cast<std::size_t>(shape.scales + shape.minima) * (shape.wide ? 128 : 64);
 }
+
+namespace {
 
 struct Job {
     const Kernels& kernels;
@@ -66,7 +61,7 @@ void write_scale(std::uint8_t* plane, int feature, bool wide, float value) {
     }
 }
 
-void pack_group(const Shape& shape, const GroupCode& code, int feature, std::uint8_t* record) {
+void pack_group(const RecordShape& shape, const GroupCode& code, int feature, std::uint8_t* record) {
     for (int i = 0; i < GROUP; ++i) {
         if (shape.quant_bytes == 1024) {
             record[i / 4 * 128 + feature * 4 + i % 4] = code.quants[i];
@@ -87,7 +82,7 @@ void pack_group(const Shape& shape, const GroupCode& code, int feature, std::uin
 }
 
 void pack_blocks(const Job& job, std::size_t panel) {
-    const Shape shape = shape_of(job.packing.kind);
+    const RecordShape shape = record_shape(job.packing.kind);
     const std::size_t groups = job.k / GROUP, bytes = record_bytes(shape);
     std::uint8_t* records = job.out + panel * groups * bytes;
     std::memset(records, 0, groups * bytes);
@@ -105,7 +100,7 @@ void quantise_panel(const Job& job, std::size_t panel) {
         const std::uint8_t* row = source_row(job, panel * PANEL + feature);
         if (row != nullptr) read_floats(job.source, row, job.k, values.data() + feature * job.k);
     }
-    std::uint8_t* records = job.out + panel * (job.k / GROUP) * record_bytes(shape_of(job.packing.kind));
+    std::uint8_t* records = job.out + panel * (job.k / GROUP) * record_bytes(record_shape(job.packing.kind));
     job.kernels.quantize_weights(job.packing.kind, values.data(), static_cast<int>(job.k), records);
 }
 
@@ -136,7 +131,7 @@ std::size_t packed_bytes(WeightKind kind, std::size_t n, std::size_t k) {
     const std::size_t panels = (n + PANEL - 1) / PANEL;
     if (kind == F32) return panels * k * PANEL * 4;
     if (kind == BF16) return panels * ((k + 1) / 2) * PANEL * 4;
-    return panels * (k / GROUP) * record_bytes(shape_of(kind));
+    return panels * (k / GROUP) * record_bytes(record_shape(kind));
 }
 
 Packing choose_packing(const std::string& source, const std::string& target) {

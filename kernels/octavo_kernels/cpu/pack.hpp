@@ -21,6 +21,15 @@ struct Plane {
     std::size_t rows, row_bytes;
 };
 
+// What a record holds: quants, then planes of 32 scales, then a plane of minima; in float32 if `wide`, else float16.
+struct RecordShape {
+    std::size_t quant_bytes;
+    int scales;
+    bool minima, wide;
+};
+RecordShape record_shape(WeightKind kind);
+std::size_t record_bytes(const RecordShape& shape);
+
 // Bytes of a packed matrix [n, k].
 std::size_t packed_bytes(WeightKind kind, std::size_t n, std::size_t k);
 

@@ -1,4 +1,4 @@
-// What is done to each row on its own: conversion and quantisation of inputs, RMS norm, the gated activation.
+// What is done to each row on its own: norms, conversion and quantisation of inputs, the gated activation.
 #include "gemm.hpp"
 
 namespace octavo::OCTAVO_VARIANT {
@@ -21,52 +21,99 @@ void run_rows(const Parallel& parallel, const Job& job, int rows) {
     parallel.run(parallel.pool, call, &item, (rows + CHUNK_ROWS - 1) / CHUNK_ROWS);
 }
 
-struct ToBf16 {
+// A row as it is.
+struct Plain {
     const float* x;
-    uint16_t* out;
-    int k;
 
-    void row(int r) const {
-        const int padded = (k + 1) / 2 * 2;
-        const float* from = x + static_cast<int64_t>(r) * k;
-        uint16_t* to = out + static_cast<int64_t>(r) * padded;
-        int i = 0;
-        for (; i + 16 <= k; i += 16) store_uint16(to + i, round_to_bf16(load(from + i)));
-        if (i < padded) {
-            uint16_t rest[16];
-            store_uint16(rest, round_to_bf16(load_first(from + i, k - i)));
-            memcpy(to + i, rest, static_cast<size_t>(padded - i) * 2);
-        }
+    INLINE F take(const Plain& row, int i) { return load(row.x + i); }
+    INLINE F take_first(const Plain& row, int i, int count) { return load_first(row.x + i, count); }
+};
+
+INLINE F root_of(F squares, int width, float eps) {
+    return set1(square_root(sum_lanes(squares) / static_cast<float>(width) + eps));
+}
+
+INLINE F root_of_row(const float* x, int width, float eps) {
+    F squares = zero();
+    for (int i = 0; i < width; i += 16) {
+        const F value = load_first(x + i, width - i);
+        squares = fma(value, value, squares);
+    }
+    return root_of(squares, width, eps);
+}
+
+// A row under its norm.
+struct Normed {
+    const float* x;
+    const float* weight;
+    F root;
+
+    INLINE F take(const Normed& row, int i) { return mul(div(load(row.x + i), row.root), load(row.weight + i)); }
+    INLINE F take_first(const Normed& row, int i, int count) {
+        return mul(div(load_first(row.x + i, count), row.root), load_first(row.weight + i, count));
     }
 };
 
-struct Quantize {
-    const float* x;
-    int8_t* values;
-    QuantGroup* groups;
-    int k;
+template <class Row>
+INLINE void write_floats(const Row& row, float* out, int k) {
+    for (int i = 0; i < k; i += 16) store_first(out + i, Row::take_first(row, i, k - i), k - i);
+}
+
+template <class Row>
+INLINE void write_bf16(const Row& row, uint16_t* out, int k) {
+    const int padded = (k + 1) / 2 * 2;
+    int i = 0;
+    for (; i + 16 <= k; i += 16) store_uint16(out + i, round_to_bf16(Row::take(row, i)));
+    if (i < padded) {
+        uint16_t rest[16];
+        store_uint16(rest, round_to_bf16(Row::take_first(row, i, k - i)));
+        memcpy(out + i, rest, static_cast<size_t>(padded - i) * 2);
+    }
+}
+
+template <class Row>
+INLINE void write_quants(const Row& row, int8_t* values, QuantGroup* groups, int k) {
+    for (int g = 0; g < k / GROUP; ++g) {
+        const F low = Row::take(row, g * GROUP), high = Row::take(row, g * GROUP + 16);
+        // Magnitudes compare as integers, and NaN as the largest: it ends up in the scale, and so in the result.
+        const I magnitude = set1_int(0x7fffffff);
+        const int32_t bits = max_lanes_int(max_int(and_int(as_int(low), magnitude), and_int(as_int(high), magnitude)));
+        float largest;
+        memcpy(&largest, &bits, 4);
+        const float scale = largest / 127.0f, inverse = 127.0f / largest;
+        // Nothing to quantise: not finite, or so small that the inverse is not.
+        const bool empty = !(largest < HUGE) || !(inverse < HUGE);
+        const F factor = set1(inverse);
+        const I first = empty ? zero_int() : round_int(mul(low, factor));
+        const I second = empty ? zero_int() : round_int(mul(high, factor));
+        store_int8(values + g * GROUP, first);
+        store_int8(values + g * GROUP + 16, second);
+        const int32_t sum_low = sum_lanes_int(first), sum = sum_low + sum_lanes_int(second);
+        groups[g] = {scale, scale * static_cast<float>(sum), -128 * sum, -128 * sum_low};
+    }
+}
+
+template <class Row>
+void write_input(const Prepare& job, const Row& row, int64_t r) {
+    const int k = job.width;
+    if (job.kind == F32) {
+        write_floats(row, static_cast<float*>(job.input) + r * k, k);
+    } else if (job.kind == BF16) {
+        write_bf16(row, static_cast<uint16_t*>(job.input) + r * ((k + 1) / 2 * 2), k);
+    } else {
+        write_quants(row, static_cast<int8_t*>(job.input) + r * k, job.groups + r * (k / GROUP), k);
+    }
+}
+
+struct Preparation {
+    const Prepare& job;
 
     void row(int r) const {
-        for (int g = 0; g < k / GROUP; ++g) {
-            const int64_t at = static_cast<int64_t>(r) * k + g * GROUP;
-            const F low = load(x + at), high = load(x + at + 16);
-            // Magnitudes compare as integers, and NaN as the largest: it ends up in the scale, and so in the result.
-            const I magnitude = set1_int(0x7fffffff);
-            const int32_t bits =
-                max_lanes_int(max_int(and_int(as_int(low), magnitude), and_int(as_int(high), magnitude)));
-            float largest;
-            memcpy(&largest, &bits, 4);
-            const float scale = largest / 127.0f, inverse = 127.0f / largest;
-            // Nothing to quantise: not finite, or so small that the inverse is not.
-            const bool empty = !(largest < HUGE) || !(inverse < HUGE);
-            const F factor = set1(inverse);
-            const I first = empty ? zero_int() : round_int(mul(low, factor));
-            const I second = empty ? zero_int() : round_int(mul(high, factor));
-            store_int8(values + at, first);
-            store_int8(values + at + 16, second);
-            const int32_t sum_low = sum_lanes_int(first), sum = sum_low + sum_lanes_int(second);
-            groups[static_cast<int64_t>(r) * (k / GROUP) + g] = {scale, scale * static_cast<float>(sum), -128 * sum,
-                                                                 -128 * sum_low};
+        const float* x = job.x + static_cast<int64_t>(job.gather ? job.gather[r] : r) * job.width;
+        if (job.norm) {
+            write_input(job, Normed{x, job.norm, root_of_row(x, job.width, job.eps)}, r);
+        } else {
+            write_input(job, Plain{x}, r);
         }
     }
 };
@@ -86,10 +133,41 @@ struct Normalize {
             store_first(total + i, value, width - i);
             squares = fma(value, value, squares);
         }
-        const F root = set1(square_root(sum_lanes(squares) / static_cast<float>(width) + norm.eps));
+        const F root = root_of(squares, width, norm.eps);
         for (int i = 0; i < width; i += 16) {
             const F value = div(load_first(total + i, width - i), root);
             store_first(out + i, mul(value, load_first(norm.weight + i, width - i)), width - i);
+        }
+    }
+};
+
+struct NormAddition {
+    const AddNorm& job;
+
+    void row(int r) const {
+        const int width = job.width;
+        const int64_t at = static_cast<int64_t>(r) * width;
+        const Normed normed{job.y + at, job.weight, root_of_row(job.y + at, width, job.eps)};
+        for (int i = 0; i < width; i += 16) {
+            const F sum = add(load_first(job.x + at + i, width - i), Normed::take_first(normed, i, width - i));
+            store_first(job.x + at + i, sum, width - i);
+        }
+    }
+};
+
+// A piece of what is capped.
+struct Cap {
+    float* x;
+    int64_t count;
+    float cap;
+    static constexpr int PIECE = 1024;
+
+    void row(int r) const {
+        const int64_t begin = static_cast<int64_t>(r) * PIECE;
+        for (int64_t i = begin; i < begin + PIECE && i < count; i += 16) {
+            const int left = count - i < 16 ? static_cast<int>(count - i) : 16;
+            const F value = div(load_first(x + i, left), set1(cap));
+            store_first(x + i, mul(hyperbolic_tangent(value), set1(cap)), left);
         }
     }
 };
@@ -110,15 +188,23 @@ struct Activate {
 
 }  // namespace
 
+void prepare(const Parallel& parallel, const Prepare& job) { run_rows(parallel, Preparation{job}, job.rows); }
+
 void to_bf16(const Parallel& parallel, const float* x, uint16_t* out, int rows, int k) {
-    run_rows(parallel, ToBf16{x, out, k}, rows);
+    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, nullptr, rows, k});
 }
 
 void quantize(const Parallel& parallel, const float* x, int8_t* values, QuantGroup* groups, int rows, int k) {
-    run_rows(parallel, Quantize{x, values, groups, k}, rows);
+    prepare(parallel, {x, nullptr, nullptr, 0.0f, U8, values, groups, rows, k});
 }
 
 void rms_norm(const Parallel& parallel, const RmsNorm& norm) { run_rows(parallel, Normalize{norm}, norm.rows); }
+
+void add_norm(const Parallel& parallel, const AddNorm& job) { run_rows(parallel, NormAddition{job}, job.rows); }
+
+void softcap(const Parallel& parallel, float* x, int64_t count, float cap) {
+    run_rows(parallel, Cap{x, count, cap}, static_cast<int>((count + Cap::PIECE - 1) / Cap::PIECE));
+}
 
 void silu_mul(const Parallel& parallel, const float* gate_up, float* out, int rows, int width) {
     run_rows(parallel, Activate{gate_up, out, width}, rows);

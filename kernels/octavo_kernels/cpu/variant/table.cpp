@@ -17,7 +17,22 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    OCTAVO_STRING(OCTAVO_VARIANT), gemm, to_bf16, quantize, quantize_weights, rms_norm, silu_mul, rope_cache, attention,
-    scan_logits, weigh_logits, gather_logits, sum_exponentials};
+    .name = OCTAVO_STRING(OCTAVO_VARIANT),
+    .gemm = gemm,
+    .to_bf16 = to_bf16,
+    .quantize = quantize,
+    .quantize_weights = quantize_weights,
+    .prepare = prepare,
+    .rms_norm = rms_norm,
+    .add_norm = add_norm,
+    .softcap = softcap,
+    .silu_mul = silu_mul,
+    .rope_cache = rope_cache,
+    .attention = attention,
+    .scan_logits = scan_logits,
+    .weigh_logits = weigh_logits,
+    .gather_logits = gather_logits,
+    .sum_exponentials = sum_exponentials,
+};
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -1,0 +1,41 @@
+// A decoder layer's two blocks, each as one call.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention_plan.hpp"
+#include "product.hpp"
+
+namespace octavo {
+
+struct AttentionBlock {
+    Norm norm, post_norm;
+    Matrix qkv, output;
+    const float* q_norm;  // [head_dim], or null
+    const float* k_norm;
+    float qk_eps;
+    int heads, half;
+    float scale, softcap;
+    Cache cache;
+};
+
+struct FeedForward {
+    Norm norm, post_norm;
+    Matrix gate_up, down;
+    Gate gate;
+};
+
+// What a step's layers share: where their tokens are written, how attention is cut, and the rotary factors.
+struct LayerPlan {
+    const AttentionPlan& attention;
+    const std::int64_t* slots;  // [tokens]
+    const float* cos;           // [tokens, half]
+    const float* sin;
+};
+
+// x [tokens, d] += the block of x. The caller holds the pool's mutex.
+void run_attention_block(Runner& runner, const AttentionBlock& block, const LayerPlan& plan, float* x);
+void run_feed_forward(Runner& runner, const FeedForward& block, int tokens, float* x);
+
+}  // namespace octavo
