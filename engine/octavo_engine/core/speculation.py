@@ -2,8 +2,8 @@
 
 A draft never changes a token, only how many a step gives; so the one question is whether it pays. Worth: an accepted
 token saves its sequence a token's share of a step. Cost: what the step takes longer. How often guesses come true is
-known without trying, because every guess is compared with what was written, whether it was a draft or not; what rows
-cost is measured (`StepCosts`).
+known without trying, because every guess is compared with what was written, whether it was a draft or not. What rows
+cost is measured (`StepCosts`); to measure it, a few drafts are made now and then, ever more rarely, whatever they cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from octavo_engine.core.ngram import MAX_MATCH, MIN_MATCH, NgramIndex
+from octavo_engine.core.ngram import MAX_MATCH, NgramIndex
 from octavo_engine.core.step_costs import StepCosts
 
 _MARGIN: Final = 1.1
@@ -22,6 +22,8 @@ _PRIOR: Final = 4.0
 """Guesses of all sequences that weigh as much in a sequence's rate as that many of its own."""
 _FADE: Final = 0.98
 """What older guesses weigh beside the next one."""
+_FIRST_TRIAL, _LAST_TRIAL = 8, 2048
+"""Steps between two trials: doubled from the first to the last."""
 
 
 class DraftSource(Protocol):
@@ -48,22 +50,20 @@ class DraftSource(Protocol):
 
 
 class _Rates:
-    """How often guesses came true, by the length of the match they were made from."""
+    """How often guesses came true, by the number of tokens before them that agreed."""
 
     __slots__ = ("_hits", "_tries")
 
     def __init__(self) -> None:
-        self._hits = [0.0] * (MAX_MATCH - MIN_MATCH + 1)
-        self._tries = [0.0] * (MAX_MATCH - MIN_MATCH + 1)
+        self._hits = [0.0] * (MAX_MATCH + 1)
+        self._tries = [0.0] * (MAX_MATCH + 1)
 
-    def count(self, length: int, hits: int, tries: int) -> None:
-        place = length - MIN_MATCH
-        self._hits[place] = self._hits[place] * _FADE + hits
-        self._tries[place] = self._tries[place] * _FADE + tries
+    def count(self, length: int, came_true: bool) -> None:
+        self._hits[length] = self._hits[length] * _FADE + came_true
+        self._tries[length] = self._tries[length] * _FADE + 1
 
     def rate(self, length: int, prior: float) -> float:
-        place = length - MIN_MATCH
-        return (self._hits[place] + _PRIOR * prior) / (self._tries[place] + _PRIOR)
+        return (self._hits[length] + _PRIOR * prior) / (self._tries[length] + _PRIOR)
 
 
 class _Text:
@@ -84,17 +84,21 @@ class PromptLookup:
         self._max_drafts = max_drafts
         self._texts: dict[int, _Text] = {}
         self._rates = _Rates()
+        self._until_trial = self._trial_interval = _FIRST_TRIAL
+        self._on_trial = False
         self.costs = StepCosts()
 
     def worthwhile(self, running: int) -> bool:
         """See `DraftSource`. A longer step's tokens cost no less, so what does not pay alone pays nowhere."""
-        return running > 0 and self._worth(running) * _LIKELY > self._price(running)
+        if not running or self.costs.line(running) is None:
+            return False
+        pays = self._worth(running) * _LIKELY > self.costs.slope(running)
+        self._until_trial -= not pays
+        self._on_trial = not pays and self._until_trial <= 0
+        return pays or self._on_trial
 
     def propose(self, sequence: int, tokens: Sequence[int], room: int, planned: int, running: int) -> Sequence[int]:
         """See `DraftSource`."""
-        worth = self._worth(running)
-        if worth * _LIKELY <= self._price(planned):
-            return ()
         text = self._texts.get(sequence)
         if text is None:
             text = self._texts[sequence] = _Text()
@@ -105,8 +109,8 @@ class PromptLookup:
             text.length = 0
             return ()
         text.known, (text.source, text.length) = len(tokens), match
-        rate = text.rates.rate(match.length, self._rates.rate(match.length, 0.5))
-        count = self._count(rate, worth, min(room, self._max_drafts), planned)
+        room = min(room, self._max_drafts)
+        count = self._trial(room, planned, running) if self._on_trial else self._count(text, room, planned, running)
         distance = len(tokens) - match.source
         return tuple(tokens[match.source + place % distance] for place in range(count))
 
@@ -122,29 +126,34 @@ class PromptLookup:
         """Return the seconds that a token more saves: its share of a step."""
         return self.costs.seconds(running) / running / _MARGIN
 
-    def _price(self, planned: int) -> float:
-        """Return the seconds that a step of `planned` tokens takes longer with one more."""
-        return self.costs.seconds(planned + 1) - self.costs.seconds(planned)
-
     def _settle(self, text: _Text, tokens: Sequence[int]) -> None:
         """Compare the open guess with what was written."""
         known, source = text.known, text.source
-        distance, written = known - source, min(len(tokens) - known, self._max_drafts)
-        hits = 0
-        while hits < written and tokens[known + hits] == tokens[source + hits % distance]:
-            hits += 1
-        tries = min(hits + 1, written)
-        text.rates.count(text.length, hits, tries)
-        self._rates.count(text.length, hits, tries)
+        distance, length = known - source, text.length
+        for place in range(min(len(tokens) - known, self._max_drafts)):
+            came_true = tokens[known + place] == tokens[source + place % distance]
+            text.rates.count(length, came_true)
+            self._rates.count(length, came_true)
+            if not came_true:
+                return
+            length = min(length + 1, MAX_MATCH)
 
-    def _count(self, rate: float, worth: float, room: int, planned: int) -> int:
-        """Return how many drafts gain the most: worth of the tokens expected less the longer step."""
-        without = self.costs.seconds(planned)
-        best, gain, expected, chance = 0, 0.0, 0.0, 1.0
+    def _count(self, text: _Text, room: int, planned: int, running: int) -> int:
+        """Return how many drafts gain the most: the worth of the tokens expected, less the longer step."""
+        worth = self._worth(running)
+        best, gain, most, chance, length = 0, 0.0, 0.0, 1.0, text.length
         for count in range(1, room + 1):
-            chance *= rate
-            expected += chance
-            own = worth * expected - (self.costs.seconds(planned + count) - without)
-            if own > gain:
-                best, gain = count, own
+            chance *= text.rates.rate(length, self._rates.rate(length, 0.5))
+            length = min(length + 1, MAX_MATCH)
+            gain += worth * chance - self.costs.slope(planned + count)
+            if gain > most:
+                best, most = count, gain
         return best
+
+    def _trial(self, room: int, planned: int, running: int) -> int:
+        """Return drafts to learn the cost of: a quarter more tokens in this step than without, but two at the least."""
+        count = min(room, max(2, running // 4 - (planned - running)))
+        if count:
+            self._trial_interval = min(2 * self._trial_interval, _LAST_TRIAL)
+            self._until_trial = self._trial_interval
+        return count

@@ -1,21 +1,50 @@
 """What a step costs by the number of its tokens, learnt from the steps themselves.
 
 With few rows a step reads the weights and waits for memory: a row more is nearly free. With many it computes, and a row
-costs its share. Where the one turns into the other depends on the model, the machine and the load, so it is measured.
+costs its share. Where the one turns into the other depends on the model, the machine and the load, so it is measured:
+around any number of tokens the times of steps of about that size give a straight line (least squares).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-_WEIGHT: Final = 0.05
-"""Of a new measurement in its bucket's mean, once there are enough for a mean."""
-_STEPS_KEPT: Final = 1000
-"""A bucket not met for so many steps says nothing about today's contexts."""
-_LOOK_AHEAD: Final = 8
-"""Tokens beyond the largest step known that are taken to be free until one such step was measured."""
+_MEMORY: Final = 100.0
+"""Steps of about one size that count: older ones fade."""
+_STEPS_KEPT: Final = 2000
+"""Sizes not met for so many steps say nothing about today's contexts."""
+_REACH: Final = 1.6
+"""Steps up to so many times larger or smaller lie on the same line; besides, steps of up to _NEAR tokens more."""
+_NEAR: Final = 8
+_DOUBT: Final = 2.0
+"""Measurements, a quarter of the size apart, that weigh as much as the presumption that every token costs the same."""
+
+
+class Line(NamedTuple):
+    """Seconds of a step of about `tokens`, and of each token more."""
+
+    tokens: float
+    seconds: float
+    slope: float
+
+
+class _Sums:
+    """Of the steps of about one size: weights, tokens, seconds, and their products."""
+
+    __slots__ = ("product", "seconds", "seen", "square", "tokens", "weight")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.weight = self.tokens = self.seconds = self.square = self.product = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        keep = 1.0 if self.weight < _MEMORY else 1 - 1 / _MEMORY
+        self.weight = self.weight * keep + 1
+        self.tokens = self.tokens * keep + tokens
+        self.seconds = self.seconds * keep + seconds
+        self.square = self.square * keep + tokens * tokens
+        self.product = self.product * keep + tokens * seconds
 
 
 def _bounds(largest: int) -> list[int]:
@@ -25,73 +54,56 @@ def _bounds(largest: int) -> list[int]:
     return bounds
 
 
-class _Bucket:
-    """Steps of about one size: their mean size and time, and the step that was measured last."""
-
-    __slots__ = ("count", "seconds", "seen", "tokens")
-
-    def __init__(self) -> None:
-        self.count, self.seen = 0, 0
-        self.tokens = self.seconds = 0.0
-
-
 class StepCosts:
-    """Seconds of a step as a function of its tokens: bucket means, never falling, straight lines between them."""
+    """Lines through what was measured, one for each number of tokens that is asked about."""
 
     def __init__(self, largest: int = 8192) -> None:
         self._bounds = _bounds(largest)
-        self._buckets: dict[int, _Bucket] = {}
+        self._sums: dict[int, _Sums] = {}
         self._steps = 0
-        self._curve: list[tuple[float, float]] = []
-        self._known: dict[int, float] = {}
+        self._lines: dict[int, Line | None] = {}
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take one step's time in."""
         self._steps += 1
-        bucket = self._buckets.setdefault(bisect_right(self._bounds, tokens), _Bucket())
-        if self._steps - bucket.seen > _STEPS_KEPT:
-            bucket.count = 0
-        bucket.count += 1
-        bucket.seen = self._steps
-        weight = max(_WEIGHT, 1 / bucket.count)
-        bucket.tokens += weight * (tokens - bucket.tokens)
-        bucket.seconds += weight * (seconds - bucket.seconds)
-        self._known.clear()
-        self._curve = []
+        place = bisect_right(self._bounds, tokens)
+        sums = self._sums.get(place)
+        if sums is None or self._steps - sums.seen > _STEPS_KEPT:
+            sums = self._sums[place] = _Sums()
+        sums.add(tokens, seconds)
+        sums.seen = self._steps
+        self._lines.clear()
+
+    def line(self, tokens: int) -> Line | None:
+        """Return the line around steps of `tokens`; None while none of about that size is known."""
+        if tokens not in self._lines:
+            self._lines[tokens] = self._fit(tokens)
+        return self._lines[tokens]
 
     def seconds(self, tokens: int) -> float:
-        """Return what a step of `tokens` is expected to take; 0 while nothing is known."""
-        known = self._known.get(tokens)
-        if known is None:
-            known = self._known[tokens] = self._interpolate(float(tokens))
-        return known
+        """Return what a step of `tokens` is expected to take; 0 while nothing of about that size is known."""
+        line = self.line(tokens)
+        return 0.0 if line is None else line.seconds + line.slope * (tokens - line.tokens)
 
-    def _interpolate(self, tokens: float) -> float:
-        curve = self._curve or self._fit()
-        if not curve:
-            return 0.0
-        if tokens <= curve[0][0]:
-            return curve[0][1]
-        for (left, low), (right, high) in pairwise(curve):
-            if tokens <= right:
-                return low + (high - low) * (tokens - left) / (right - left)
-        largest, seconds = curve[-1]
-        free = min(tokens - largest, _LOOK_AHEAD)
-        return seconds * max(1.0, (tokens - free) / largest)
+    def slope(self, tokens: int) -> float:
+        """Return what a token more costs a step of `tokens`; infinite while nothing is known."""
+        line = self.line(tokens)
+        return float("inf") if line is None else line.slope
 
-    def _fit(self) -> list[tuple[float, float]]:
-        """Return the points of the curve: neighbours that contradict each other are pooled (isotonic regression)."""
-        points: list[tuple[float, float, float]] = []
-        for _, bucket in sorted(self._buckets.items()):
-            if self._steps - bucket.seen > _STEPS_KEPT:
-                continue
-            weight, tokens, seconds = float(min(bucket.count, 1 / _WEIGHT)), bucket.tokens, bucket.seconds
-            while points and points[-1][2] >= seconds:
-                other, other_tokens, other_seconds = points.pop()
-                total = weight + other
-                tokens = (weight * tokens + other * other_tokens) / total
-                seconds = (weight * seconds + other * other_seconds) / total
-                weight = total
-            points.append((weight, tokens, seconds))
-        self._curve = [(tokens, seconds) for _, tokens, seconds in points]
-        return self._curve
+    def _fit(self, tokens: int) -> Line | None:
+        first = bisect_right(self._bounds, int(tokens / _REACH))
+        last = bisect_right(self._bounds, max(int(tokens * _REACH), tokens + _NEAR))
+        near = [
+            sums
+            for place in range(first, last + 1)
+            if (sums := self._sums.get(place)) is not None and self._steps - sums.seen <= _STEPS_KEPT
+        ]
+        if not near:
+            return None
+        weight = sum(sums.weight for sums in near)
+        mean, seconds = sum(sums.tokens for sums in near) / weight, sum(sums.seconds for sums in near) / weight
+        spread = max(0.0, sum(sums.square for sums in near) - weight * mean * mean)
+        together = sum(sums.product for sums in near) - weight * mean * seconds
+        doubt = _DOUBT * max(1.0, mean / 4) ** 2
+        share = seconds / mean
+        return Line(mean, seconds, min(share, max(0.0, (together + doubt * share) / (spread + doubt))))
