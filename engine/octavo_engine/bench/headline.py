@@ -25,6 +25,8 @@ MODEL_LEN: Final = 512
 SYSTEM_TOKENS: Final = 512
 SHARED_MODEL_LEN: Final = 640
 """The shortest multiple of 64 that holds system prompt, own tokens and output."""
+SHARED_BATCHED_TOKENS: Final = 2048
+"""A step's budget in the shared-prefix claim: all requests are then in flight together, with and without sharing."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -45,16 +47,16 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 SHORT: Final = Sizes(
-    skewed=48,
-    mixed=16,
-    crowded=48,
-    crowded_slots=4,
-    shared=16,
-    compound=32,
+    skewed=32,
+    mixed=8,
+    crowded=24,
+    crowded_slots=2,
+    shared=8,
+    compound=12,
     compound_slots=2,
-    batches=(16,),
+    batches=(8,),
     repeat=1,
-    pairs=3,
+    pairs=2,
 )
 
 
@@ -214,6 +216,7 @@ class Bench:
                 common = {
                     "max_model_len": SHARED_MODEL_LEN,
                     "max_num_seqs": sizes.shared,
+                    "max_num_batched_tokens": SHARED_BATCHED_TOKENS,
                     "kv_cache_memory": self._memory(sizes.shared, SHARED_MODEL_LEN),
                     "prefix_sharing": sharing,
                 }
