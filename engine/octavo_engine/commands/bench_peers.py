@@ -48,6 +48,7 @@ def peers(
         float, typer.Option(min=1, help="With --served: about how long finding each server's saturation takes.")
     ] = 60.0,
     in_process: Annotated[bool, typer.Option(help="The points, each engine in a process without HTTP.")] = True,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
     speculation: options.Speculation = "off",
     threads: options.Threads = 0,
     json_file: options.JsonFile = None,
@@ -62,7 +63,13 @@ def peers(
     from octavo_engine.bench.report import Report
     from octavo_engine.worker.cgroup import compute_threads
 
-    config = options.engine_config(model, device="cpu", threads=threads or compute_threads(), speculation=speculation)
+    config = options.engine_config(
+        model,
+        device="cpu",
+        max_num_batched_tokens=max_num_batched_tokens,
+        speculation=speculation,
+        threads=threads or compute_threads(),
+    )
     settings = Settings(threads=config.threads)
     root = environments or peers_root()
     with options.ending_in_a_sentence(PeerError, *options.expected(), OSError):
