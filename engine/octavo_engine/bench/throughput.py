@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
 from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.limits import Limits, Work
-from octavo_engine.bench.load import Target, drive
+from octavo_engine.bench.load import LoadResult, Target, drive
 from octavo_engine.bench.own_server import OwnServer
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import Spread, number, percentiles, spread
@@ -48,6 +48,8 @@ class OverHTTP(msgspec.Struct, frozen=True):
 
     total_rate: Spread
     output_rate: Spread
+    ratio: Spread
+    """Of the prompt and output tokens a second in process, repetition by repetition."""
     ttft: dict[str, float]
     itl: dict[str, float]
     health: dict[str, float]
@@ -55,33 +57,88 @@ class OverHTTP(msgspec.Struct, frozen=True):
     cpu: dict[str, float]
     python_share: float | None = None
     """Of the engine loop's busy time, the API process attached."""
-    ratio: float = 0.0
-    """Of the figure in process."""
 
 
-def in_process(
-    harness: Harness, workload: Workload, repeat: int, tell: Callable[[int], Tell | None], **changes: Any
-) -> list[tuple[list[Item], RunResult]]:
-    """Run `repeat` repetitions after a short one that warms up."""
-    harness.run(workload(0)[:4], **changes)
+class Run(NamedTuple):
+    """One repetition in process."""
+
+    items: list[Item]
+    result: RunResult
+
+
+class Overhead:
+    """The same items through a server, by clients that all live in this process; counts who takes which CPU."""
+
+    def __init__(self, server: OwnServer, clients: int) -> None:
+        """Drive `clients` clients at once."""
+        self._server = server
+        self._target = Target(server.url, server.name)
+        self._clients = clients
+        self._loads: list[LoadResult] = []
+        self._cpu: dict[str, float] = {}
+        self._busy = self._kernels = 0.0
+
+    def warm_up(self, items: list[Item]) -> None:
+        """Run items that count for nothing."""
+        asyncio.run(drive(self._target, items, clients=self._clients, probe=False))
+
+    def run(self, items: list[Item], tell: Tell | None) -> None:
+        """Run one repetition."""
+        cpu, (busy, kernels) = self._server.cpu_seconds(), self._server.engine_seconds()
+        load = asyncio.run(drive(self._target, items, clients=self._clients, tell=tell))
+        self._loads.append(load)
+        busy_after, kernels_after = self._server.engine_seconds()
+        self._busy += busy_after - busy
+        self._kernels += kernels_after - kernels
+        taken = {f"{role} process": value - cpu[role] for role, value in self._server.cpu_seconds().items()}
+        for role, seconds in {**taken, "load generator": load.client_cpu_seconds}.items():
+            self._cpu[role] = self._cpu.get(role, 0.0) + seconds
+
+    def summarize(self, in_process: Sequence[RunResult]) -> OverHTTP:
+        """Return the figures, beside those of the same items in process."""
+        loads = self._loads
+        wall = sum(load.seconds for load in loads)
+        pairs = zip(loads, in_process, strict=True)
+        return OverHTTP(
+            total_rate=spread([load.total_rate for load in loads]),
+            output_rate=spread([load.output_rate for load in loads]),
+            ratio=spread([load.total_rate / run.total_rate for load, run in pairs]),
+            ttft=percentiles([outcome.ttft for load in loads for outcome in load.outcomes]),
+            itl=percentiles([gap for load in loads for outcome in load.outcomes for gap in outcome.itl]),
+            health=percentiles([value for load in loads for value in load.health]),
+            failed=sum(load.failed for load in loads),
+            cpu={role: seconds / wall for role, seconds in self._cpu.items()},
+            python_share=1 - self._kernels / self._busy if self._kernels else None,
+        )
+
+
+def measure(
+    harness: Harness, workload: Workload, repeat: int, tell: Callable[[str], Tell], http: Overhead | None = None
+) -> list[Run]:
+    """Run `repeat` repetitions in process, and each one's items over HTTP right after, after short ones to warm up."""
+    first = workload(0)[:4]
+    harness.run(first)
+    if http is not None:
+        http.warm_up(first)
     runs = []
     for repetition in range(repeat):
         items = workload(repetition)
-        runs.append((items, harness.run(items, tell(repetition), **changes)))
+        name = f"{repetition + 1}/{repeat}"
+        runs.append(Run(items, harness.run(items, tell(f"in process {name}"))))
+        if http is not None:
+            http.run(items, tell(f"over HTTP {name}"))
     return runs
 
 
-def summarize(
-    runs: Sequence[tuple[list[Item], RunResult]], work: Work | None = None, limits: Limits | None = None
-) -> Throughput:
+def summarize(runs: Sequence[Run], work: Work | None = None, limits: Limits | None = None) -> Throughput:
     """Return the figures of runs."""
-    results = [run for _, run in runs]
+    results = [run.result for run in runs]
     shares = [run.python_share for run in results if run.python_share is not None]
     computed = [compute_share(run, work, limits) for run in results] if work and limits else []
     return Throughput(
-        workload=[digest(items) for items, _ in runs],
+        workload=[digest(run.items) for run in runs],
         outputs=[run.digest for run in results],
-        requests=len(runs[0][0]),
+        requests=len(runs[0].items),
         prompt_tokens=sum(run.prompt_tokens for run in results),
         output_tokens=sum(run.output_tokens for run in results),
         total_rate=spread([run.total_rate for run in results]),
@@ -102,33 +159,6 @@ def compute_share(run: RunResult, work: Work, limits: Limits) -> float:
     """Return the multiply-adds of the weight products ÷ wall ÷ the machine's peak."""
     tokens = run.observed.tokens + run.observed.padding
     return work.multiply_adds(tokens, run.output_tokens) / run.seconds / limits.multiply_adds_per_second
-
-
-def over_http(
-    server: OwnServer, workload: Workload, repeat: int, clients: int, tell: Callable[[int], Tell | None]
-) -> OverHTTP:
-    """Drive `clients` clients, all in this process, through the server."""
-    target = Target(server.url, server.name)
-    asyncio.run(drive(target, workload(0)[:4], clients=clients, probe=False))
-    before, began = server.cpu_seconds(), server.engine_seconds()
-    loads = [
-        asyncio.run(drive(target, workload(repetition), clients=clients, tell=tell(repetition)))
-        for repetition in range(repeat)
-    ]
-    after, ended = server.cpu_seconds(), server.engine_seconds()
-    busy, kernels = (late - early for late, early in zip(ended, began, strict=True))
-    wall = sum(load.seconds for load in loads)
-    cpu = {f"{role} process": (after[role] - before[role]) / wall for role in after}
-    return OverHTTP(
-        total_rate=spread([load.total_rate for load in loads]),
-        output_rate=spread([load.output_rate for load in loads]),
-        ttft=percentiles([outcome.ttft for load in loads for outcome in load.outcomes]),
-        itl=percentiles([gap for load in loads for outcome in load.outcomes for gap in outcome.itl]),
-        health=percentiles([value for load in loads for value in load.health]),
-        failed=sum(load.failed for load in loads),
-        python_share=1 - kernels / busy if kernels else None,
-        cpu={**cpu, "load generator": sum(load.client_cpu_seconds for load in loads) / wall},
-    )
 
 
 def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) -> Table:
@@ -155,7 +185,7 @@ def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) ->
     if http is not None:
         rows += [
             ("over HTTP: prompt + output tok/s", f"{http.total_rate}"),
-            ("over HTTP ÷ in process", f"{http.ratio:.2f}"),
+            ("over HTTP ÷ in process", str(http.ratio)),
             ("over HTTP: TTFT p50 / p99, ms", _pair(http.ttft)),
             ("over HTTP: ITL p50 / p99, ms", _pair(http.itl)),
             ("over HTTP: /health p99, ms", number(http.health["p99"] * 1e3)),

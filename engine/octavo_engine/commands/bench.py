@@ -6,13 +6,18 @@ the same figures with `--json`.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo_engine.commands import bench_options as options
 from octavo_engine.commands.bench_peers import peers
+
+if TYPE_CHECKING:
+    from octavo_engine.bench.harness import Harness
+    from octavo_engine.bench.throughput import Overhead
 
 app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True)
 app.command()(peers)
@@ -65,35 +70,26 @@ def throughput(
     with options.ending_in_a_sentence(*options.expected()):
         harness = options.load(config)
         make = options.workload(workload, requests, harness.vocab, harness.config.max_model_len)
-        seeded = lambda repetition: make(seed + repetition)  # noqa: E731
         described = {"workload": workload, "seed": seed, **harness.describe()}
         machine, known = harness.machine, options.limits(harness, limits)
-        runs = bench.in_process(
-            harness, seeded, repeat, lambda index: options.telling(f"in process {index + 1}/{repeat}")
-        )
+        with ExitStack() as stack:
+            http = _over_http(stack, harness, clients) if over_http else None
+            runs = bench.measure(harness, options.seeded(make, seed), repeat, options.telling, http)
         found = bench.summarize(runs, options.work(harness), known)
+        over = http.summarize([run.result for run in runs]) if http else None
         perplexity = options.perplexity(harness, perplexity_windows)
-        http = None
-        if over_http:
-            http = _over_http(harness, seeded, repeat, clients, found)
-    figures = {"in_process": found, "over_http": http, "perplexity": perplexity, "limits": known}
-    table = bench.table(found, http, perplexity)
+    figures = {"in_process": found, "over_http": over, "perplexity": perplexity, "limits": known}
+    table = bench.table(found, over, perplexity)
     options.publish(Report("throughput", machine, described, [table], figures), json_file)
 
 
-def _over_http(harness: Any, make: Any, repeat: int, clients: int, found: Any) -> Any:
-    """Free the model in this process, and run the same through a server of the same configuration."""
-    import msgspec
-
-    from octavo_engine.bench import throughput as bench
+def _over_http(stack: ExitStack, harness: Harness, clients: int) -> Overhead:
+    """Start a server of the harness's configuration for as long as the stack lives."""
     from octavo_engine.bench.own_server import own_server, serve_flags
+    from octavo_engine.bench.throughput import Overhead
 
-    config = harness.config
-    harness.unload()
-    with own_server(config.model, serve_flags(config)) as server:
-        told = lambda index: options.telling(f"over HTTP {index + 1}/{repeat}")  # noqa: E731
-        http = bench.over_http(server, make, repeat, clients, told)
-    return msgspec.structs.replace(http, ratio=http.total_rate.median / found.total_rate.median)
+    server = stack.enter_context(own_server(harness.config.model, serve_flags(harness.config)))
+    return Overhead(server, clients)
 
 
 @app.command()
@@ -179,8 +175,13 @@ def serve(
         machine = describe_machine()
         found_rate = 0.0
         if find_saturation:
-            make = lambda count: options.workload(workload, count, vocab, longest)(seed + 1)  # noqa: E731
-            found_rate = bench.saturation(target, make, clients, saturation_seconds, options.telling("saturation"))
+            found_rate = bench.saturation(
+                target,
+                lambda count: options.workload(workload, count, vocab, longest)(seed + 1),
+                clients,
+                saturation_seconds,
+                options.telling("saturation"),
+            )
             rate = found_rate * share
         count = requests or (max(1, round(rate * duration)) if rate else 64)
         items = options.arrivals(options.workload(workload, count, vocab, longest)(seed), workload, rate)

@@ -127,6 +127,11 @@ def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable
     )
 
 
+def seeded(make: Callable[[int], list[Item]], first: int) -> Callable[[int], list[Item]]:
+    """Return what makes the items of a repetition, `first` being the seed of repetition 0."""
+    return lambda repetition: make(first + repetition)
+
+
 @contextmanager
 def ending_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of these kinds into one sentence on standard error and exit code 1."""
