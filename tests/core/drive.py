@@ -34,7 +34,7 @@ class Guesses:
 
     def __init__(self, propose: Callable[[Sequence[int]], Sequence[int]]) -> None:
         self._propose = propose
-        self.measurements: list[tuple[int, float]] = []
+        self.measurements: list[tuple[int, int, float]] = []
         self.forgotten: list[int] = []
 
     def worthwhile(self, running: int) -> bool:
@@ -43,8 +43,8 @@ class Guesses:
     def propose(self, sequence: int, tokens: Sequence[int], room: int, planned: int, running: int) -> Sequence[int]:
         return self._propose(tokens)[:room]
 
-    def measured(self, tokens: int, seconds: float) -> None:
-        self.measurements.append((tokens, seconds))
+    def measured(self, tokens: int, drafted: int, seconds: float) -> None:
+        self.measurements.append((tokens, drafted, seconds))
 
     def forget(self, sequence: int) -> None:
         self.forgotten.append(sequence)

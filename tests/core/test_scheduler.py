@@ -197,7 +197,7 @@ def test_a_draft_source_learns_of_steps_that_only_decode_and_of_ends():
     for seconds in (1.0, 2.0):
         drive.scheduler.measured(drive.step(), seconds)
     source = drive.scheduler._source
-    assert source.measurements == [(5, 2.0)]
+    assert source.measurements == [(12, 0, 0.0), (5, 3, 2.0)]
     drive.finish()
     assert source.forgotten == [0, 1]
 

@@ -97,7 +97,8 @@ def test_what_was_measured_long_ago_is_forgotten():
     for _ in range(3000):
         known.observe(1, 0.003)
     assert known.slope(1) == pytest.approx(0.003)
-    known.observe(9, 0.0035)
+    for _ in range(5):
+        known.observe(9, 0.0035)
     assert known.slope(1) < 0.0003
 
 
@@ -106,7 +107,7 @@ def lookup(table=BANDWIDTH):
     source = PromptLookup(8)
     for _ in range(20):
         for rows, seconds in table.items():
-            source.measured(rows, seconds)
+            source.measured(rows, 0, seconds)
     return source
 
 
@@ -118,6 +119,8 @@ def write(source, text, start, running=1, sequence=0):
         drafts = source.propose(sequence, text[:known], len(text) - known - 1, running, running) if worthwhile else ()
         assert len(drafts) <= 8
         drafted += len(drafts)
+        if drafts:
+            source.measured(running + len(drafts), len(drafts), source.costs.seconds(running + len(drafts)))
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == text[known + accepted]:
             accepted += 1

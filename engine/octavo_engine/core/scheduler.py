@@ -118,8 +118,10 @@ class Scheduler(Lifecycle):
 
     def measured(self, plan: StepPlan, seconds: float) -> None:
         """See `Lifecycle`. Steps that compute prompts too say nothing about what a draft costs."""
-        if self._source is not None and all(row.samples and row.num_tokens == len(row.drafts) + 1 for row in plan.rows):
-            self._source.measured(plan.num_tokens, seconds)
+        if self._source is not None:
+            tokens, drafted = plan.num_tokens, sum([len(row.drafts) for row in plan.rows])
+            decodes = tokens == len(plan.rows) + drafted
+            self._source.measured(tokens, drafted, seconds if decodes else 0.0)
 
     def _end(self, sequence: Sequence) -> None:
         super()._end(sequence)

@@ -22,6 +22,7 @@ _PRIOR: Final = 4.0
 """Guesses of all sequences that weigh as much in a sequence's rate as that many of its own."""
 _FADE: Final = 0.98
 """What older guesses weigh beside the next one."""
+_TRIAL_TOKENS: Final = 8
 _FIRST_TRIAL, _LAST_TRIAL = 8, 2048
 """Steps between two trials: doubled from the first to the last."""
 
@@ -40,8 +41,11 @@ class DraftSource(Protocol):
         """
         ...
 
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Learn that a step of `tokens` in which every sequence decoded took `seconds`."""
+    def measured(self, tokens: int, drafted: int, seconds: float) -> None:
+        """Learn that a step of `tokens`, of which `drafted` were drafts, took `seconds`.
+
+        0 seconds say nothing: prompts were computed in the same step.
+        """
         ...
 
     def forget(self, sequence: int) -> None:
@@ -94,6 +98,7 @@ class PromptLookup:
             return False
         pays = self._worth(running) * _LIKELY > self.costs.slope(running)
         self._until_trial -= not pays
+        # A trial lasts until a step with drafts has ended: with two plans in flight a sequence must wait for its turn.
         self._on_trial = not pays and self._until_trial <= 0
         return pays or self._on_trial
 
@@ -114,9 +119,13 @@ class PromptLookup:
         distance = len(tokens) - match.source
         return tuple(tokens[match.source + place % distance] for place in range(count))
 
-    def measured(self, tokens: int, seconds: float) -> None:
+    def measured(self, tokens: int, drafted: int, seconds: float) -> None:
         """See `DraftSource`."""
-        self.costs.observe(tokens, seconds)
+        if seconds:
+            self.costs.observe(tokens, seconds)
+        if drafted and self._on_trial:
+            self._trial_interval = min(2 * self._trial_interval, _LAST_TRIAL)
+            self._until_trial, self._on_trial = self._trial_interval, False
 
     def forget(self, sequence: int) -> None:
         """See `DraftSource`."""
@@ -151,9 +160,5 @@ class PromptLookup:
         return best
 
     def _trial(self, room: int, planned: int, running: int) -> int:
-        """Return drafts to learn the cost of: a quarter more tokens in this step than without, but two at the least."""
-        count = min(room, max(2, running // 4 - (planned - running)))
-        if count:
-            self._trial_interval = min(2 * self._trial_interval, _LAST_TRIAL)
-            self._until_trial = self._trial_interval
-        return count
+        """Return drafts to learn the cost of: a quarter more tokens in this step, _TRIAL_TOKENS at the least."""
+        return min(room, max(0, max(_TRIAL_TOKENS, running // 4) - max(0, planned - running)))

@@ -17,7 +17,7 @@ _STEPS_KEPT: Final = 2000
 _REACH: Final = 1.6
 """Steps up to so many times larger or smaller lie on the same line; besides, steps of up to _NEAR tokens more."""
 _NEAR: Final = 8
-_DOUBT: Final = 2.0
+_DOUBT: Final = 10.0
 """Measurements, a quarter of the size apart, that weigh as much as the presumption that every token costs the same."""
 
 
