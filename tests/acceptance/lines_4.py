@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from octavo_engine.bench.peers.environment import peers_root
 from octavo_engine.bench.peers.model_files import ModelFiles, make_safetensors
 from octavo_engine.model.bundled import BUNDLED
-from octavo_engine.model.files import cache_root
 
 from . import startup
 from .figures import Figure, at_least, at_most, bench, failed
@@ -107,7 +107,7 @@ def line_5(settings: Settings) -> Iterator[Figure]:
         return
     # Of the GGUF: its own int4 weights, then the cache; of its dequantised weights: what quantising at load costs.
     yield from _perplexity(settings, str(path), {"auto": 0.01, "bfloat16": 0.003, "float32/auto/int8": 0.003})
-    folder = make_safetensors(ModelFiles(path, cache_root() / "peers" / "models"))
+    folder = make_safetensors(ModelFiles(path, peers_root() / "models"))
     yield from _perplexity(settings, str(folder), {"auto/int8": 0.007, "auto/int4": 0.01})
 
 

@@ -10,7 +10,7 @@ import msgspec
 from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.limits import Limits, Work
 from octavo_engine.bench.report import Table
-from octavo_engine.bench.statistics import Spread, number, percentiles, spread
+from octavo_engine.bench.statistics import Spread, number, percentiles, repetitions, spread
 from octavo_engine.bench.workload import fixed
 
 PREFILL_OUTPUT: Final = 2
@@ -110,6 +110,4 @@ def table(found: Latency, limits: Limits | None, perplexity: float | None) -> Ta
             f"limits: {limits.kind} {limits.multiply_adds_per_second * 2e-9:,.0f} GOP/s, "
             f"reading {limits.bytes_per_second / 1e9:.1f} GB/s"
         )
-    return Table(
-        f"one stream, {found.decode_rate.count} repetitions", ("figure", "median (lowest–highest)"), rows, note
-    )
+    return Table(f"one stream, {repetitions(found.decode_rate)}", ("figure", "median (lowest–highest)"), rows, note)

@@ -32,6 +32,11 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
+def repetitions(found: Spread) -> str:
+    """Return how many there were, in words."""
+    return "one repetition" if found.count == 1 else f"{found.count} repetitions"
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least `percent` % of the values do not exceed (nearest rank); NaN for none.
 

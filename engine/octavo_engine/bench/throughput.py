@@ -13,7 +13,7 @@ from octavo_engine.bench.limits import Limits, Work
 from octavo_engine.bench.load import LoadResult, Target, drive
 from octavo_engine.bench.own_server import OwnServer
 from octavo_engine.bench.report import Table
-from octavo_engine.bench.statistics import Spread, number, percentiles, spread
+from octavo_engine.bench.statistics import Spread, number, percentiles, repetitions, spread
 from octavo_engine.bench.workload import Item, digest
 
 Workload = Callable[[int], list[Item]]
@@ -193,7 +193,7 @@ def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) ->
             *([("over HTTP: Python's share of the loop", f"{http.python_share:.1%}")] if http.python_share else []),
             *((f"CPU of one core: {role}", f"{share:.1%}") for role, share in http.cpu.items()),
         ]
-    title = f"{found.requests} requests at once, {found.total_rate.count} repetitions"
+    title = f"{found.requests} requests at once, {repetitions(found.total_rate)}"
     return Table(title, ("figure", "median (lowest–highest)"), rows)
 
 
