@@ -143,7 +143,8 @@ def test_large_bodies_have_a_lane_of_their_own() -> None:
         pool = TokenizePool(SOURCE)
         await pool.start()
         try:
-            assert pool.large.pid is not None
+            assert pool.large.pid is None, "started by the first large body"
+            assert isinstance(await pool.run(job("x" * SMALL_BODY)), Prepared)
             large = psutil.Process(pool.large.pid)
             large.suspend()
             held = asyncio.create_task(pool.run(job("x" * SMALL_BODY)))

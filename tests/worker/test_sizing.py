@@ -23,7 +23,7 @@ def test_the_pool_takes_the_flag_or_a_bounded_share_of_what_is_left(requested, l
     assert pool_bytes(requested, left, bytes_per_token=100_000) == expected
 
 
-@pytest.mark.parametrize(("bytes_per_token", "expected"), [(8192, GIB), (16, 64 << 20)])
+@pytest.mark.parametrize(("bytes_per_token", "expected"), [(16384, GIB), (16, 64 << 20)])
 def test_a_small_model_takes_no_more_than_many_requests_of_its_own_need(bytes_per_token, expected):
     assert pool_bytes(0, 100 * GIB, bytes_per_token) == expected
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import sys
 
 from octavo_engine.commands.progress import LoadingLog
 from octavo_engine.ipc.config import EngineConfig
-from octavo_engine.server.run import EXIT_FAILED, ApiProcess, StartError
+from octavo_engine.ipc.launch import spawn_engine
 from octavo_engine.server.settings import ServerSettings
 
 
 def serve(settings: ServerSettings, engine: EngineConfig) -> int:
     """Serve until drained; return the exit code."""
+    # Before the server's own imports, which take as long as the engine's: the two go side by side.
+    with spawn_engine() as spawned:
+        return _serve(settings, engine, spawned)
+
+
+def _serve(settings: ServerSettings, engine: EngineConfig, spawned: subprocess.Popen[bytes]) -> int:
+    from octavo_engine.server.run import EXIT_FAILED, ApiProcess, StartError
+
     logging.basicConfig(
         level=engine.log_level.upper(),
         format="%(asctime)s %(levelname)s server %(name)s: %(message)s",
@@ -24,7 +33,7 @@ def serve(settings: ServerSettings, engine: EngineConfig) -> int:
     name = settings.served_names[0]
 
     async def run() -> int:
-        return await ApiProcess(settings, engine, loading.report, lambda url: loading.ready(name, url)).run()
+        return await ApiProcess(settings, engine, spawned, loading.report, lambda url: loading.ready(name, url)).run()
 
     try:
         return asyncio.run(run())

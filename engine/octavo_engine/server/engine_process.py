@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from octavo_engine.ipc.config import EngineConfig
-from octavo_engine.ipc.launch import launch_engine
+from octavo_engine.ipc.launch import configure_engine
 
 STOP_SECONDS: Final = 3.0
 """How long an engine that was told to leave may take."""
@@ -20,9 +20,10 @@ FAREWELL_SECONDS: Final = 0.5
 class EngineProcess:
     """One engine process. `on_exit` is called on the event loop when it has ended, with a sentence that says how."""
 
-    def __init__(self, config: EngineConfig, on_exit: Callable[[str], None]) -> None:
-        """Start the engine. Call it on the event loop of the main thread."""
-        self._process: subprocess.Popen[bytes] = launch_engine(config)
+    def __init__(self, process: subprocess.Popen[bytes], config: EngineConfig, on_exit: Callable[[str], None]) -> None:
+        """Configure a spawned engine and watch it. Call it on the event loop of the main thread."""
+        configure_engine(process, config)
+        self._process = process
         self._on_exit = on_exit
         self._ended = asyncio.Event()
         self._descriptor = os.pidfd_open(self._process.pid)

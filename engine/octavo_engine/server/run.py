@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -109,9 +110,19 @@ class ApiProcess:
     """One run of the API process."""
 
     def __init__(
-        self, settings: ServerSettings, engine: EngineConfig, report: Report, on_ready: Callable[[str], None]
+        self,
+        settings: ServerSettings,
+        engine: EngineConfig,
+        spawned: subprocess.Popen[bytes],
+        report: Report,
+        on_ready: Callable[[str], None],
     ) -> None:
-        """Prepare a run; `engine.model` is the model's URI, its `socket_folder` is filled in here."""
+        """Prepare a run; `engine.model` is the model's URI, its `socket_folder` is filled in here.
+
+        spawned: an engine process that waits for its configuration (`spawn_engine`). A run that ends before that leaves
+        it as it is; it ends with its standard input.
+        """
+        self._spawned = spawned
         self._settings = settings
         self._engine = engine
         self._report = report
@@ -213,7 +224,7 @@ class ApiProcess:
             except (PullError, ModelNotFoundError, UnsupportedModelError, OSError) as error:
                 raise StartError(str(error)) from error
         config = msgspec.structs.replace(self._engine, model=model, socket_folder=str(link.folder))
-        self._process = EngineProcess(config, on_exit=client.fail)
+        self._process = EngineProcess(self._spawned, config, on_exit=client.fail)
         self._pool = pool = TokenizePool(model)
         try:
             self._state.text_model, _ = await asyncio.gather(in_thread(lambda: load_tokenizer(model)), pool.start())

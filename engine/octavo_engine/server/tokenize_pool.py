@@ -199,7 +199,7 @@ async def _read_frame(process: Process) -> bytes:
 
 
 class TokenizePool:
-    """A lane for small requests, and one for large ones at a low priority."""
+    """A lane for small requests, and one for large ones at a low priority, started with the first of them."""
 
     def __init__(self, source: str, job_seconds: float = JOB_SECONDS) -> None:
         """Make the pool for the model at `source` (what `load_tokenizer` takes)."""
@@ -208,8 +208,8 @@ class TokenizePool:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start both processes and wait until they have loaded. Raises TokenizerUnavailable."""
-        await asyncio.gather(self.small.start(), self.large.start())
+        """Start the process of small requests and wait until it has loaded. Raises TokenizerUnavailable."""
+        await self.small.start()
         self._tasks = [asyncio.create_task(lane.serve()) for lane in (self.small, self.large)]
 
     async def run(self, job: Job) -> Prepared | Answer:

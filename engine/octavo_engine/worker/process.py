@@ -5,6 +5,7 @@ Exit codes: 0 after `Shutdown`, 1 after `Failed` or when the API process is gone
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -22,16 +23,28 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Read the configuration from standard input and serve. Returns the exit code."""
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    # Nothing here computes with a BLAS: its threads would be memory and nothing else.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    _import_early()
+    sent = sys.stdin.buffer.read()
+    if not sent:
+        return 0  # the API process ended before it knew what to serve
+    config = msgspec.json.decode(sent, type=EngineConfig)
     if config.parent_pid:
         die_with_parent(config.parent_pid)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
     threads = config.threads or compute_threads()
-    # Before any library that computes is imported: it reads them once.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(threads)
     with EngineEndpoint(config.socket_folder) as endpoint:
         return _run(msgspec.structs.replace(config, threads=threads), endpoint)
+
+
+def _import_early() -> None:
+    """Import what a model needs, while the API process imports its own: its configuration comes when that is done."""
+    import octavo_engine.worker.start
+
+    with contextlib.suppress(ImportError):  # an installation without kernels says so when it is to load a model
+        import octavo_engine.worker.backends.cpu  # noqa: F401
 
 
 def _run(config: EngineConfig, endpoint: EngineEndpoint) -> int:

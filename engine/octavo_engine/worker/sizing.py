@@ -18,8 +18,8 @@ DEFAULT_POOL_SHARE: Final = 0.5
 DEFAULT_POOL_BYTES: Final = 4 << 30
 """The default pool's largest size on a CPU: more is the operator's or the user's decision, by flag."""
 MIN_POOL_BYTES: Final = 64 << 20
-DEFAULT_POOL_TOKENS: Final = 256 * 512
-"""What a small model's default pool holds: 256 sequences of 512 tokens. Touching more only delays the start."""
+DEFAULT_POOL_TOKENS: Final = 256 * 256
+"""What a small model's default pool holds: 256 sequences of 256 tokens. Touching more only delays the start."""
 
 MIN_BATCHED_TOKENS: Final = 64
 MEASURED_TOKENS: Final = 256
