@@ -86,6 +86,19 @@ def test_a_real_model_answers_as_its_runner_does_alone(tmp_path):
         assert answer(receive, 1) == text
 
 
+@pytest.mark.parametrize(("speculation", "drafts"), [("auto", False), ("ngram", True), ("off", False)])
+def test_a_scripted_model_is_speculated_on_only_if_that_is_asked_for(speculation, drafts):
+    script = ",".join(["97,98,99,100"] * 40)
+    with engine(f"scripted://?blocks=32&step=5ms&script={script}", speculation=speculation) as (_, endpoint, receive):
+        until(receive, Loaded)
+        submit(endpoint, 1, [1, 2, 3], max_tokens=120)
+        assert answer(receive, 1) == [97, 98, 99, 100] * 30
+        while (last := until(receive, Step).snapshot).running:
+            pass
+        assert (last.drafted_tokens > 0, last.accepted_tokens > 0) == (drafts, drafts)
+        assert last.busy_seconds >= last.kernel_seconds > 0
+
+
 def test_it_never_loads_torch_with_the_scripted_model():
     with engine() as (process, endpoint, receive):
         until(receive, Loaded)

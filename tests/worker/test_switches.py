@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from octavo_engine.core.speculation import PromptLookup
 from tests.worker import harness
 from tests.worker.backends import BACKENDS
 
@@ -55,26 +56,37 @@ def test_all_eight_combinations_write_the_same_text(make):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(make, depth):
-    """Neither text, nor counts, nor what is told once: penalties, min_tokens, seeds and choices survive."""
+    """Neither text, nor counts, nor what is told once: penalties, min_tokens, seeds, choices, prompts' scores survive.
 
-    def texts_of(num_blocks):
+    Speculation neither.
+    """
+
+    def texts_of(num_blocks, drafts=None):
         sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48}
-        with harness.engine(make(), num_blocks, depth=depth, **sizes) as client:
+        with harness.engine(make(), num_blocks, depth=depth, drafts=drafts, **sizes) as client:
             for request, prompt in enumerate(prompts()):
+                scored = request % 3 == 0
                 how = {"temperature": 2.0, "frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 10}
-                client.submit(request, prompt, max_tokens=26 + 4 * (request % 5), n=1 + request % 2, **how)
+                client.submit(
+                    request, prompt, max_tokens=26 + 4 * (request % 5), n=1 + request % 2, prompt_logprobs=scored, **how
+                )
             keys = [(request, choice) for request in range(10) for choice in range(1 + request % 2)]
             client.wait_finished(*keys)
             client.until(lambda: client.snapshot.running == 0)
             client.scheduler.assert_idle()
             assert all(client.started[key] == 1 for key in keys)
-            return [client.tokens[key] for key in keys], client.snapshot
+            scores = [client.prompt_logprobs[key] for key in keys]
+            assert [len(each) for each in scores] == [
+                len(prompts()[request]) - 1 if request % 3 == 0 and choice == 0 else 0 for request, choice in keys
+            ]
+            return [(client.tokens[key], own) for key, own in zip(keys, scores, strict=True)], client.snapshot
 
     reference, roomy = texts_of(NUM_BLOCKS)
     texts, snapshot = texts_of(8)
     assert roomy.preemptions == 0
     assert snapshot.preemptions >= 3
     assert texts == reference
+    assert texts_of(8, PromptLookup(4))[0] == reference
     for one in (roomy, snapshot):
         assert one.prefix_hit_tokens + one.prefix_miss_tokens == sum(
             len(prompt) * (1 + request % 2) for request, prompt in enumerate(prompts())
