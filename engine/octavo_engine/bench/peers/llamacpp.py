@@ -24,11 +24,16 @@ _CMAKE: Final = (
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_TOOLS=ON",
     "-DLLAMA_BUILD_SERVER=ON",
 )
+_WITH_AMX: Final = "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"
+"""GCC 12 takes a tile configuration's stores for dead (its `_tile_loadconfig` says it reads eight bytes of 64), and the
+program dies at its first product."""
 _BUILD_TOOLS: Final = ("cmake", "ninja", "scikit-build-core")
 _OTHER_KINDS: Final = ("Q8_0", "BF16")
 _READY_SECONDS: Final = 120.0
@@ -57,7 +62,8 @@ class LlamaCpp:
         tools = environment.venv / "bin"
         build = environment.folder / "build"
         cmake = str(tools / "cmake")
-        environment.call(cmake, "-G", "Ninja", "-S", str(found[0].parent), "-B", str(build), *_CMAKE)
+        options = [*_CMAKE, _WITH_AMX] if "amx_tile" in cpu_flags() else _CMAKE
+        environment.call(cmake, "-G", "Ninja", "-S", str(found[0].parent), "-B", str(build), *options)
         jobs = str(len(os.sched_getaffinity(0)))
         environment.call(cmake, "--build", str(build), "--parallel", jobs, "--target", *_TARGETS)
         for name in _TARGETS:
@@ -104,3 +110,12 @@ class LlamaCpp:
         command = [binary, "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "-kvu", "--no-webui"]
         command += ["-t", str(settings.threads), "-np", str(settings.max_num_seqs), "-c", str(context)]
         return ServerCommand(f"llama-server, {_SERVER_KIND}", command, {}, self.name, _READY_SECONDS)
+
+
+def cpu_flags() -> set[str]:
+    """Return what the processor says it can do, in the kernel's words; nothing where the kernel does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
