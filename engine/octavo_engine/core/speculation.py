@@ -96,7 +96,7 @@ class PromptLookup:
         """See `DraftSource`. A longer step's tokens cost no less, so what does not pay alone pays nowhere."""
         if not running or self.costs.line(running) is None:
             return False
-        pays = self._worth(running) * _LIKELY > self.costs.slope(running)
+        pays = self._worth(running) * _LIKELY > self.costs.slope(running + 1)
         self._until_trial -= not pays
         # A trial lasts until a step with drafts has ended: with two plans in flight a sequence must wait for its turn.
         self._on_trial = not pays and self._until_trial <= 0

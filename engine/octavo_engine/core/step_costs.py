@@ -15,7 +15,7 @@ _MEMORY: Final = 100.0
 _STEPS_KEPT: Final = 2000
 """Sizes not met for so many steps say nothing about today's contexts."""
 _REACH: Final = 1.6
-"""Steps up to so many times larger or smaller lie on the same line; besides, steps of up to _NEAR tokens more."""
+"""Steps up to so many times larger or smaller lie on the same line, and those that differ by up to _NEAR tokens."""
 _NEAR: Final = 8
 _DOUBT: Final = 10.0
 """Measurements, a quarter of the size apart, that weigh as much as the presumption that every token costs the same."""
@@ -91,7 +91,7 @@ class StepCosts:
         return float("inf") if line is None else line.slope
 
     def _fit(self, tokens: int) -> Line | None:
-        first = bisect_right(self._bounds, int(tokens / _REACH))
+        first = bisect_right(self._bounds, min(int(tokens / _REACH), tokens - _NEAR))
         last = bisect_right(self._bounds, max(int(tokens * _REACH), tokens + _NEAR))
         near = [
             sums
