@@ -77,6 +77,10 @@ AttentionPlan::AttentionPlan(const StepRows& step, int window, int group)
     int longest = 1;
     for (std::size_t row = 0; row < step.rows; ++row) longest = std::max(longest, step.context_lengths[row]);
     max_partitions = (longest + PARTITION_TOKENS - 1) / PARTITION_TOKENS;
+    if (window) return;
+    prefixes =
+        find_shared_prefixes(tiles, group, step.positions, step.context_lengths, step.block_tables, step.max_blocks);
+    for (const QueryTile& tile : tiles) shared_partitions = std::max(shared_partitions, tile.shared);
 }
 
 void run_attention(Runner& runner, const AttentionPlan& plan, const Cache& cache, const float* q, float scale,
@@ -92,7 +96,9 @@ void run_attention(Runner& runner, const AttentionPlan& plan, const Cache& cache
     job.tiles = plan.tiles.data();
     job.num_tiles = static_cast<int>(plan.tiles.size());
     job.heads = plan.group * cache.kv_heads;
-    job.max_partitions = plan.max_partitions;
+    job.shared = plan.prefixes.shared.data();
+    job.shared_tiles = plan.prefixes.tiles.data();
+    job.num_shared = static_cast<int>(plan.prefixes.shared.size());
     job.window = plan.window;
     job.scale = scale;
     job.softcap = softcap;
@@ -102,11 +108,12 @@ void run_attention(Runner& runner, const AttentionPlan& plan, const Cache& cache
                               static_cast<std::size_t>((plan.group + ATTENTION_ROWS - 1) / ATTENTION_ROWS);
     const int threads = runner.pool.threads();
     // With few rows, the threads share a context's partitions.
-    job.split = threads > 1 && job.max_partitions > 1 && items < static_cast<std::size_t>(threads) * 4;
-    if (job.split) {
+    job.split = threads > 1 && plan.max_partitions > 1 && items < static_cast<std::size_t>(threads) * 4;
+    job.stored_partitions = job.split ? plan.max_partitions : plan.shared_partitions;
+    if (job.stored_partitions) {
         const std::size_t each = ATTENTION_ROWS * (static_cast<std::size_t>(cache.head_dim) + 2) * sizeof(float);
         job.partials = static_cast<float*>(
-            runner.pool.workspace(Pool::PARTIALS, items * static_cast<std::size_t>(job.max_partitions) * each));
+            runner.pool.workspace(Pool::PARTIALS, items * static_cast<std::size_t>(job.stored_partitions) * each));
     }
     // Whole cache lines for each thread.
     job.scratch_stride = (attention_scratch_floats(cache.head_dim) + 15) / 16 * 16;

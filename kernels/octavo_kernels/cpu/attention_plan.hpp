@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runner.hpp"
+#include "shared_prefix.hpp"
 
 namespace octavo {
 
@@ -35,7 +36,9 @@ struct AttentionPlan {
     StepRows step;
     int window, group;
     std::vector<QueryTile> tiles;
-    int max_partitions = 1;
+    SharedPrefixes prefixes;    // of full attention: behind a window blocks may be gone
+    int max_partitions = 1;     // of any tile
+    int shared_partitions = 0;  // the same, of those attended together
     std::size_t blocks_seen = 0;  // one more than the highest block that a query sees: the cache has at least as many
 };
 

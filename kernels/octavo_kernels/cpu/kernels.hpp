@@ -95,8 +95,8 @@ struct AddNorm {
 enum CacheKind : int32_t { CACHE_F32, CACHE_BF16, CACHE_INT8, CACHE_KINDS };
 
 // One layer's cache: blocks of 16 tokens, block_bytes each. A block holds its kv heads one after the other, and a head
-//   keys   F32, INT8: [head_dim][16]      BF16: [head_dim / 2][16][2]
-//   values F32, INT8: [16][head_dim]      BF16: [8][head_dim][2]
+//   keys   F32: [head_dim][16]   BF16: [head_dim / 2][16][2]   INT8: [head_dim / 4][16][4], unsigned: quant + 128
+//   values F32: [16][head_dim]   BF16: [8][head_dim][2]        INT8: [4][head_dim][4]
 //   INT8 only: float key scales [16], value scales [16]
 struct Cache {
     uint8_t* data;
@@ -124,6 +124,12 @@ struct RopeCache {
 // A few queries of one sequence, next to each other in the step.
 struct QueryTile {
     int32_t row, begin, count;
+    int32_t shared = 0;  // partitions, from the first on, that are attended together with other tiles
+};
+
+// A partition that several tiles see whole and at the same blocks: shared_tiles[first .. first + count].
+struct SharedTiles {
+    int32_t partition, first, count;
 };
 
 struct Attention {
@@ -135,17 +141,20 @@ struct Attention {
     int64_t max_blocks;
     const QueryTile* tiles;
     int num_tiles, heads;
-    int max_partitions;  // of any tile
+    const SharedTiles* shared;
+    const int32_t* shared_tiles;
+    int num_shared;
+    int stored_partitions;  // of an item: all if split, otherwise the shared ones
     bool split;          // partitions are computed on their own and merged afterwards: same numbers, more parallelism
     int window;          // 0: all
     float scale, softcap;
     Cache cache;
-    float* partials;  // if split: [tiles, kv_heads, max_partitions, ATTENTION_ROWS, head_dim + 2]
+    float* partials;  // [tiles, kv_heads, slices, stored_partitions, ATTENTION_ROWS, head_dim + 2]
     float* scratch;   // [threads, attention_scratch_floats(head_dim)]
     int64_t scratch_stride;
 };
 constexpr int ATTENTION_ROWS = 16;               // at most heads of a group, or queries * heads of a group
-int64_t attention_scratch_floats(int head_dim);  // a thread's: queries, scores, two partial results
+int64_t attention_scratch_floats(int head_dim);  // a thread's: scores, queries, weights, two partial results
 
 // What one pass over a row of logits finds.
 struct Scan {

@@ -40,16 +40,12 @@ INLINE float quantize_head(const float* x, int width, int8_t* out) {
     return largest / 127.0f;
 }
 
-template <class T>
-INLINE void write_key(T* keys, int token, const T* key, int head_dim) {
-    for (int d = 0; d < head_dim; ++d) keys[d * BLOCK_TOKENS + token] = key[d];
-}
-
 void write_head(const Cache& cache, int64_t slot, int kv_head, const float* key, const float* value) {
     const int d = cache.head_dim, token = static_cast<int>(slot % BLOCK_TOKENS);
     const HeadBlock at = head_block(cache, slot / BLOCK_TOKENS, kv_head);
     if (cache.kind == CACHE_F32) {
-        write_key(reinterpret_cast<float*>(at.keys), token, key, d);
+        float* to_keys = reinterpret_cast<float*>(at.keys) + token;
+        for (int i = 0; i < d; ++i) to_keys[i * BLOCK_TOKENS] = key[i];
         memcpy(reinterpret_cast<float*>(at.values) + token * d, value, static_cast<size_t>(d) * sizeof(float));
     } else if (cache.kind == CACHE_BF16) {
         uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
@@ -62,10 +58,17 @@ void write_head(const Cache& cache, int64_t slot, int kv_head, const float* key,
         uint16_t* to_values = reinterpret_cast<uint16_t*>(at.values) + token / 2 * d * 2 + token % 2;
         for (int i = 0; i < d; ++i) to_values[i * 2] = values[i];
     } else {
-        int8_t keys[MAX_HEAD_DIM];
+        int8_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
         at.key_scales[token] = quantize_head(key, d, keys);
-        write_key(reinterpret_cast<int8_t*>(at.keys), token, keys, d);
-        at.value_scales[token] = quantize_head(value, d, reinterpret_cast<int8_t*>(at.values) + token * d);
+        at.value_scales[token] = quantize_head(value, d, values);
+        for (int i = 0; i < d; i += 4) {
+            uint32_t four;
+            memcpy(&four, keys + i, 4);
+            four ^= 0x80808080u;  // + 128 each
+            memcpy(at.keys + i * BLOCK_TOKENS + token * 4, &four, 4);
+        }
+        uint8_t* to_values = at.values + token / 4 * d * 4 + token % 4;
+        for (int i = 0; i < d; ++i) to_values[i * 4] = static_cast<uint8_t>(values[i]);
     }
 }
 
