@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo_kernels.cpu._native import Pool, Weight, pack_into, plan_packing
 
 PACKING_VERSION: Final = 2
-"""Raised whenever the bytes change that packing makes of the same source and target: files of packed weights carry it."""
+"""Raised whenever packing makes other bytes of the same source and target: files of packed weights carry it."""
 
 ALIGNMENT: Final = 64
 """Bytes of a cache line: of a weight that does not begin with one, every load touches two."""

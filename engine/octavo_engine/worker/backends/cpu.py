@@ -9,16 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
-from octavo_engine.model.qtensor import QTensor
 from octavo_engine.model.rope import rope_table
 from octavo_engine.model.spec import LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
 from octavo_engine.worker.backends.cpu_cache import CpuLayout
-from octavo_engine.worker.backends.cpu_layer import Layer, Rope, Step, attend, logits, mlp
 from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
 from octavo_engine.worker.executable import ModelStep
-from octavo_kernels.cpu import Pool, Weight
+from octavo_kernels.cpu import Layer, Pool, Rope, Step, Weight, attend, embed, logits, mlp
 
 Floats = NDArray[np.float32]
 
@@ -61,7 +59,7 @@ def build_cpu(
     ropes = {rope: Rope(*rope_table(rope, positions)) for rope in {layer.attention.rope for layer in spec.layers}}
     layers = [_layer(checkpoint, index, layer, layout, ropes, matrices) for index, layer in enumerate(spec.layers)]
     final_norm = load_norm(checkpoint, spec.final_norm, "final_norm.weight")
-    return CpuModel(spec, layout, layers, matrices, final_norm, pool, positions, checkpoint.tensor("embedding.weight"))
+    return CpuModel(spec, layout, layers, matrices, final_norm, pool, positions)
 
 
 def _refuse_unserved(spec: ModelSpec) -> None:
@@ -83,7 +81,6 @@ def _layer(
     return Layer(
         layout=layout.kernels[group],
         heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
         scale=attention.scale,
         rope=ropes[attention.rope],
         attention_norm=vectors.attention_norm,
@@ -131,7 +128,6 @@ class CpuModel:
         final_norm: Floats,
         pool: Pool,
         max_position: int,
-        embedding: QTensor,
     ) -> None:
         self.spec = spec
         self.pool = pool
@@ -145,7 +141,6 @@ class CpuModel:
         self._head = matrices["head"]
         self._embedding = matrices.get("embedding", self._head)
         self._final_norm = final_norm
-        self.embedding = embedding
         layout.on_allocate = self._bind
 
     def _bind(self) -> None:
@@ -154,7 +149,7 @@ class CpuModel:
 
     def kernel_seconds(self) -> float:
         """Return the wall seconds spent inside native calls so far."""
-        return float(getattr(self.pool, "seconds_inside", 0.0))
+        return self.pool.seconds_inside
 
     def plan(self, step: ModelStep) -> CpuPlan:
         """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""
@@ -166,8 +161,9 @@ class CpuModel:
 
     def embed(self, plan: CpuPlan) -> Floats:
         """Return x of the step's tokens, before the first layer."""
-        x = self.embedding.take_rows(plan.step.tokens).dequantize()
-        return np.array(x) * np.float32(self.spec.embedding_scale)
+        x = np.empty((plan.step.tokens.size, self.spec.hidden_size), np.float32)
+        embed(self.pool, self._embedding, plan.step.tokens, x, self.spec.embedding_scale)
+        return x
 
     def attend(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
         """Return x after the layer's attention block."""
