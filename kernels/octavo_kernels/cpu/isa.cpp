@@ -1,5 +1,11 @@
 #include "isa.hpp"
 
+#if defined(OCTAVO_X86_VARIANTS)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 
@@ -21,6 +27,27 @@ extern const Kernels kernels;
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
+namespace avx512_amx {
+extern const Kernels kernels;
+}
+
+namespace {
+
+// Whether the operating system lets this process use the tile registers, for which it must be asked: a thread's saved
+// state grows by 8 KiB with them. It refuses under some hypervisors, and where a signal stack is too small.
+bool may_use_tiles() {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool granted = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    return granted;
+}
+
+bool has_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, ALL = BF16 | TILE | INT8;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & ALL) == ALL && may_use_tiles();
+}
+
+}  // namespace
 #endif
 
 std::vector<const Kernels*> supported_variants() {
@@ -36,7 +63,9 @@ std::vector<const Kernels*> supported_variants() {
     found.push_back(&avx512::kernels);
     if (!__builtin_cpu_supports("avx512vnni")) return found;
     found.push_back(&avx512_vnni::kernels);
-    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&avx512_bf16::kernels);
+    if (!__builtin_cpu_supports("avx512bf16")) return found;
+    found.push_back(&avx512_bf16::kernels);
+    if (has_amx()) found.push_back(&avx512_amx::kernels);
 #endif
     return found;
 }

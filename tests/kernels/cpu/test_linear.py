@@ -107,15 +107,30 @@ def test_a_row_is_itself_among_two_thousand(pool: Pool, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_quantised_products_are_the_same_in_every_variant(pools: dict[str, Pool], kind: str) -> None:
-    k = 768
-    source, target, plane, _ = sample(kind, 96, k)
-    x = inputs(9, k) * np.float32(37)
-    results = {}
-    for name, pool in pools.items():
-        plain = product(pool, x, pack(pool, source, [plane], k, target))
-        gated = product(pool, x, pack(pool, source, [plane[:48], plane[48:]], k, target, gate_up=True))
-        results[name] = np.concatenate([plain, gated], axis=1).tobytes()
-    assert len(set(results.values())) == 1, {name: hash(result) for name, result in results.items()}
+    """Rows and groups around the edges of every variant's tiles and chunks."""
+    for rows, n, k in ((9, 96, 768), (5, 70, unit(kind)), (37, 50, unit(kind) * 7), (200, 34, unit(kind) * 25)):
+        source, target, plane, _ = sample(kind, n, k)
+        x = inputs(rows, k) * np.float32(37)
+        half = n // 2
+        results = {}
+        for name, pool in pools.items():
+            plain = product(pool, x, pack(pool, source, [plane], k, target))
+            gated = product(pool, x, pack(pool, source, [plane[:half], plane[half:]], k, target, gate_up=True))
+            results[name] = np.concatenate([plain, gated], axis=1).tobytes()
+        assert len(set(results.values())) == 1, {name: hash(result) for name, result in results.items()}
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, *QUANTISED])
+@pytest.mark.parametrize("rows", [4, 6, 11, 12, 13, 17, 31, 33, 65, 193])
+def test_rows_are_the_same_however_tiles_overlap(pool: Pool, kind: str, rows: int) -> None:
+    """Tiles of equal height cover any number of rows, the last two overlapping: nothing may be added twice."""
+    k = unit(kind) * 2 if unit(kind) > 1 else 70
+    weight, _ = weight_of(pool, kind, 33, k)
+    x, residual = inputs(193, k), inputs(193, 33, 2)
+    whole = product(pool, x, weight, residual=residual)
+    in_place = residual[:rows].copy()
+    linear(pool, x[:rows], weight, in_place, residual=in_place)
+    assert np.array_equal(in_place, whole[:rows])
 
 
 def test_bytes_at_their_extremes_do_not_saturate(pool: Pool) -> None:
@@ -123,11 +138,26 @@ def test_bytes_at_their_extremes_do_not_saturate(pool: Pool) -> None:
     plane = np.zeros((32, k // 32, 34), dtype=np.uint8)
     plane[:, :, :2] = np.array([1.0], dtype=np.float16).view(np.uint8)
     plane[:16, :, 2:], plane[16:, :, 2:] = 127, 0x80  # 127 and -128
-    x = np.full((3, k), 127.0, dtype=np.float32)
-    x[1] = -127.0
-    out = product(pool, x, pack(pool, "Q8_0", [plane.reshape(32, -1)], k))
+    weight = pack(pool, "Q8_0", [plane.reshape(32, -1)], k)
     wanted = np.repeat(np.array([127.0, -128.0], dtype=np.float32), 16) * np.float32(127 * k)
-    assert np.array_equal(out, np.stack([wanted, -wanted, wanted]))
+    for rows in (3, 30):
+        x = np.full((rows, k), 127.0, dtype=np.float32)
+        x[1::3] = -127.0
+        signs = np.where(np.arange(rows) % 3 == 1, -1, 1).astype(np.float32)[:, None]
+        assert np.array_equal(product(pool, x, weight), signs * wanted)
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_nibbles_at_their_extremes_do_not_saturate(pool: Pool, rows: int) -> None:
+    k = 64
+    plane = np.zeros((32, k // 32, 18), dtype=np.uint8)
+    plane[:, :, :2] = np.array([1.0], dtype=np.float16).view(np.uint8)
+    plane[:16, :, 2:] = 0xFF  # 7, and -8 below
+    x = np.full((rows, k), 127.0, dtype=np.float32)
+    x[1::2] = -127.0
+    wanted = np.repeat(np.array([7.0, -8.0], dtype=np.float32), 16) * np.float32(127 * k)
+    signs = np.where(np.arange(rows) % 2, -1, 1).astype(np.float32)[:, None]
+    assert np.array_equal(product(pool, x, pack(pool, "Q4_0", [plane.reshape(32, -1)], k)), signs * wanted)
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])

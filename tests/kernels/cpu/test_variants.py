@@ -109,7 +109,12 @@ def test_torch_is_not_needed() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("flags", [[], ["-mavx2", "-mfma", "-mf16c"]], ids=["portable", "avx2"])
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AMX = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16"))]
+_AMX += ["-mamx-tile", "-mamx-int8", "-mamx-bf16"]
+
+
+@pytest.mark.parametrize("flags", [[], _AVX2, _AMX], ids=["portable", "avx2", "avx512_amx"])
 def test_variants_share_no_code_that_a_linker_could_mix_up(flags: list[str], tmp_path: Path) -> None:
     """An inline function that is not inlined is a weak symbol, of which any object's copy may be kept."""
     objects = []

@@ -1,4 +1,4 @@
-// What all matrix products share: how a matrix is cut into tiles, and what happens to a finished tile.
+// What all matrix products share: the tiles that a thread multiplies, and what happens to a finished one.
 //
 // A tile is a few rows by one panel. Its K loop runs from the first input feature to the last, whatever the rows around
 // it: a row's result does not depend on the others, nor on how many there are.
@@ -6,7 +6,20 @@
 #include "math.hpp"
 
 namespace octavo::OCTAVO_VARIANT {
+
+constexpr int MOST_BLOCK_ROWS = 192;
+
+// At most MOST_BLOCK_ROWS rows and any panels, the ends excluded, and the panel whose weights will be wanted soon (or -1).
+struct Block {
+    int row, end_row, panel, end_panel, next_panel;
+};
+
+// The calling thread multiplies the rows of a block by its panels, and writes the results.
+void multiply_block(const Gemm&, const Block&);
+
 namespace {
+
+INLINE int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 INLINE F add_bias(F value, const float* bias, int column, int columns) {
     return bias ? add(value, load_first(bias + column, columns)) : value;
@@ -40,54 +53,29 @@ INLINE void finish_tile(const Gemm& gemm, const float* sums, int row, int rows, 
 
 using TileFunction = void (*)(const Gemm&, int row, int panel, float* sums);
 
-// The functions that multiply 1, 2, 3, … rows, up to `most`.
-struct Tiles {
-    const TileFunction* by_rows;
-    int most;
-};
-
-struct GemmJob {
-    const Gemm* gemm;
-    Tiles tiles;
-    int block_rows, row_blocks, chunk_panels, panels;
-};
-
-static void run_gemm_item(void* job_pointer, int index, int) {
-    const GemmJob& job = *static_cast<const GemmJob*>(job_pointer);
-    const Gemm& gemm = *job.gemm;
-    // Row blocks change fastest: a chunk of the weights is read once while all rows pass.
-    const int begin = (index % job.row_blocks) * job.block_rows;
-    const int end = begin + job.block_rows < gemm.rows ? begin + job.block_rows : gemm.rows;
-    const int first_panel = (index / job.row_blocks) * job.chunk_panels;
-    const int last_panel = first_panel + job.chunk_panels < job.panels ? first_panel + job.chunk_panels : job.panels;
-    alignas(64) float sums[8 * PANEL];
-    for (int panel = first_panel; panel < last_panel; ++panel) {
-        for (int row = begin; row < end;) {
-            const int rows = end - row < job.tiles.most ? end - row : job.tiles.most;
-            job.tiles.by_rows[rows - 1](gemm, row, panel, sums);
+// Multiply by functions for 1, 2, 3, … rows, up to `most`.
+INLINE void multiply_by_rows(const Gemm& gemm, const Block& block, const TileFunction* by_rows, int most) {
+    alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+    for (int panel = block.panel; panel < block.end_panel; ++panel) {
+        for (int row = block.row; row < block.end_row;) {
+            const int rows = block.end_row - row < most ? block.end_row - row : most;
+            by_rows[rows - 1](gemm, row, panel, sums);
             finish_tile(gemm, sums, row, rows, panel);
             row += rows;
         }
     }
 }
 
-static void run_gemm(const Parallel& parallel, const Gemm& gemm, Tiles tiles, int row_bytes) {
-    GemmJob job{&gemm, tiles, 0, 0, 0, (gemm.n + PANEL - 1) / PANEL};
-    // A block of rows stays in the core's own cache (256 KiB of it) while the panels pass.
-    int block = (256 << 10) / (row_bytes + 1) / tiles.most * tiles.most;
-    if (block < 8 * tiles.most) block = 8 * tiles.most;
-    job.block_rows = block;
-    job.row_blocks = (gemm.rows + block - 1) / block;
-    job.chunk_panels = job.panels / (parallel.threads * 8);
-    if (job.chunk_panels < 1) job.chunk_panels = 1;
-    const int chunks = (job.panels + job.chunk_panels - 1) / job.chunk_panels;
-    parallel.run(parallel.pool, run_gemm_item, &job, chunks * job.row_blocks);
-}
-
 }  // namespace
 
-void gemm_float(const Parallel&, const Gemm&);
-void gemm_quantised(const Parallel&, const Gemm&);
+// By the kind of the weights: what multiply_block chooses from.
+void multiply_float(const Gemm&, const Block&);
+void multiply_quantised(const Gemm&, const Block&);
+// The same with the tile registers of AMX: the same bits for quantised weights, others for bfloat16.
+void multiply_bf16_amx(const Gemm&, const Block&);
+void multiply_quantised_amx(const Gemm&, const Block&);
+
+void gemm(const Parallel&, const Gemm&);
 void to_bf16(const Parallel&, const float*, uint16_t*, int, int);
 void quantize(const Parallel&, const float*, int8_t*, QuantGroup*, int, int);
 void quantize_weights(WeightKind, const float*, int, uint8_t*);

@@ -70,10 +70,9 @@ constexpr TileFunction BF16_TILES[] = {tile_bf16<1>, tile_bf16<2>};
 
 }  // namespace
 
-void gemm_float(const Parallel& parallel, const Gemm& gemm) {
+void multiply_float(const Gemm& gemm, const Block& block) {
     static_assert(sizeof F32_TILES / sizeof F32_TILES[0] == FLOAT_ROWS);
-    if (gemm.kind == F32) return run_gemm(parallel, gemm, {F32_TILES, FLOAT_ROWS}, gemm.k * 4);
-    run_gemm(parallel, gemm, {BF16_TILES, FLOAT_ROWS}, gemm.k * 2);
+    multiply_by_rows(gemm, block, gemm.kind == F32 ? F32_TILES : BF16_TILES, FLOAT_ROWS);
 }
 
 }  // namespace octavo::OCTAVO_VARIANT

@@ -1,26 +1,10 @@
 // Products of quantised weights and quantised activations. Within a group of 32 the sum is an exact integer; groups are
 // added in order, each with one fused multiply-add: the same bits in every variant.
 #include "gemm.hpp"
+#include "quant_format.hpp"
 
 namespace octavo::OCTAVO_VARIANT {
 namespace {
-
-template <WeightKind KIND>
-struct Format {
-    static constexpr bool nibbles = KIND == U4 || KIND == U4_MIN || KIND == U4_MIN_WIDE;
-    static constexpr bool minima = KIND == U8_MIN || KIND == U4_MIN || KIND == U4_MIN_WIDE;
-    static constexpr bool wide = KIND == U8_FINE || KIND == U4_MIN_WIDE;
-    static constexpr int parts = KIND == U8_FINE ? 2 : 1;  // of a group, with a scale each
-    static constexpr int quant_bytes = nibbles ? 512 : 1024;
-    static constexpr int plane_bytes = wide ? 128 : 64;  // 32 scales, or minima
-    static constexpr int record_bytes = quant_bytes + (parts + minima) * plane_bytes;
-
-    INLINE F load_plane(const uint8_t* record, int plane, int column) {
-        const uint8_t* at = record + quant_bytes + plane * plane_bytes;
-        if constexpr (wide) return load(reinterpret_cast<const float*>(at) + column);
-        return load_half(reinterpret_cast<const uint16_t*>(at) + column);
-    }
-};
 
 // Four input features of each output feature: those of `step` for 16 * VECTORS features from `column` on.
 template <WeightKind KIND, int VECTORS>
@@ -46,21 +30,23 @@ INLINE I add_products(I sum, I quants, I x) {
     return dot4(sum, quants, x);
 }
 
-// What a part's sum begins with: -zero * the sum of its activations.
+// What a part's sum begins with: -zero * the sum of its activations, and MAGIC where that helps.
 template <WeightKind KIND, bool SMALL>
 INLINE I start_of(const Gemm& gemm, const QuantGroup& group, int part) {
-    if constexpr (Format<KIND>::minima) return zero_int();
+    const I base = Format<KIND>::wide ? zero_int() : set1_int(MAGIC_BITS);
+    if constexpr (Format<KIND>::minima || (!SMALL && WEIGHTS_LESS_128)) return base;
     const int32_t offset = Format<KIND>::parts == 1 ? group.offset
                            : part                   ? group.offset - group.offset_low
                                                     : group.offset_low;
-    if constexpr (!SMALL) return set1_int(WEIGHTS_LESS_128 ? 0 : offset);  // zero is 128
-    return shift_right(set1_int(offset), gemm.zero_shift);
+    if constexpr (!SMALL) return add_int(base, set1_int(offset));  // zero is 128
+    return add_int(base, shift_right(set1_int(offset), gemm.zero_shift));
 }
 
 template <WeightKind KIND, bool SMALL, int ROWS>
 void tile(const Gemm& gemm, int row, int panel, float* sums) {
     using Of = Format<KIND>;
     constexpr int V = TILE_VECTORS, STEPS = 8 / Of::parts;
+    constexpr bool narrow = Of::nibbles && NARROW_NIBBLES;
     const int groups = gemm.k / GROUP;
     const int8_t* values = static_cast<const int8_t*>(gemm.input) + static_cast<int64_t>(row) * gemm.k;
     const QuantGroup* about = gemm.groups + static_cast<int64_t>(row) * groups;
@@ -76,8 +62,8 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
             UNROLLED(part, Of::parts) {
                 I dots[ROWS][V];
                 UNROLLED(r, ROWS) {
-                    // Sums of nibbles may be narrower, and start with nothing.
-                    const I start = Of::nibbles ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
+                    // Narrow sums of nibbles start with nothing.
+                    const I start = narrow ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
                     UNROLLED(v, V) dots[r][v] = start;
                 }
                 UNROLLED(step, STEPS) {
@@ -88,7 +74,7 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
                         UNROLLED(v, V) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
                     }
                 }
-                if constexpr (Of::nibbles) {
+                if constexpr (narrow) {
                     UNROLLED(r, ROWS) {
                         const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
                         UNROLLED(v, V) dots[r][v] = finish_nibbles(start, dots[r][v]);
@@ -96,8 +82,10 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
                 }
                 UNROLLED(v, V) {
                     const F scale = Of::load_plane(record, part, column + v * 16);
+                    const F less = Of::wide ? zero() : mul(scale, set1(-MAGIC));
                     UNROLLED(r, ROWS) {
-                        sum[r][v] = fma(set1(about[r * groups + g].scale), mul(scale, to_float(dots[r][v])), sum[r][v]);
+                        const F dot = Of::wide ? to_float(dots[r][v]) : as_float(dots[r][v]);
+                        sum[r][v] = fma(set1(about[r * groups + g].scale), fma(scale, dot, less), sum[r][v]);
                     }
                 }
             }
@@ -122,24 +110,24 @@ struct TilesOf {
 };
 
 template <WeightKind KIND, bool SMALL = true>
-void run(const Parallel& parallel, const Gemm& gemm) {
+void run(const Gemm& gemm, const Block& block) {
     if constexpr (QUANT_ROWS == 2) {
-        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2>::by_rows, 2}, gemm.k);
+        multiply_by_rows(gemm, block, TilesOf<KIND, SMALL, 1, 2>::by_rows, 2);
     } else {
-        run_gemm(parallel, gemm, {TilesOf<KIND, SMALL, 1, 2, 3, 4, 5, 6>::by_rows, 6}, gemm.k);
+        multiply_by_rows(gemm, block, TilesOf<KIND, SMALL, 1, 2, 3, 4, 5, 6>::by_rows, 6);
     }
 }
 
 }  // namespace
 
-void gemm_quantised(const Parallel& parallel, const Gemm& gemm) {
+void multiply_quantised(const Gemm& gemm, const Block& block) {
     switch (gemm.kind) {
-        case U8: return gemm.zero_shift == 0 ? run<U8, false>(parallel, gemm) : run<U8>(parallel, gemm);
-        case U8_MIN: return run<U8_MIN>(parallel, gemm);
-        case U8_FINE: return run<U8_FINE>(parallel, gemm);
-        case U4: return run<U4>(parallel, gemm);
-        case U4_MIN: return run<U4_MIN>(parallel, gemm);
-        case U4_MIN_WIDE: return run<U4_MIN_WIDE>(parallel, gemm);
+        case U8: return gemm.zero_shift == 0 ? run<U8, false>(gemm, block) : run<U8>(gemm, block);
+        case U8_MIN: return run<U8_MIN>(gemm, block);
+        case U8_FINE: return run<U8_FINE>(gemm, block);
+        case U4: return run<U4>(gemm, block);
+        case U4_MIN: return run<U4_MIN>(gemm, block);
+        case U4_MIN_WIDE: return run<U4_MIN_WIDE>(gemm, block);
         default: return;
     }
 }

@@ -13,6 +13,7 @@ struct I {
 };
 constexpr int TILE_VECTORS = 1;
 constexpr int QUANT_ROWS = 2, FLOAT_ROWS = 4;
+constexpr int MOST_TILE_ROWS = 4;
 constexpr int ATTENTION_CHUNK = 4, SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
 
 INLINE __m256i first8(int count) {
@@ -127,6 +128,7 @@ INLINE I high_nibbles(I bytes) {
 //   NIBBLES: 8 * 2 * 15 * 127 fits: the sums of a whole group stay in 16 bits.
 //   BYTES up to 63: 2 * 63 * 127 fits, and is widened at once.
 //   BYTES up to 255: the weights are taken less 128, as magnitudes with their signs moved to x; 2 * 128 * 127 fits.
+constexpr bool NARROW_NIBBLES = true;
 constexpr bool WEIGHTS_LESS_128 = true;
 INLINE I add_pairs(I a) {
     const __m256i ones = _mm256_set1_epi16(1);

@@ -9,6 +9,8 @@ using F = __m512;
 using I = __m512i;
 constexpr int TILE_VECTORS = 2;  // registers of 16 output features that a tile holds at once
 constexpr int QUANT_ROWS = 6, FLOAT_ROWS = 8;
+constexpr int MOST_TILE_ROWS = 8;
+constexpr int AMX_QUANT_ROWS = 6;  // from so many rows on the tile registers are faster
 constexpr int ATTENTION_CHUNK = 6, SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
 
 INLINE __mmask16 first(int count) {
@@ -85,14 +87,14 @@ INLINE I high_nibbles(I bytes) { return _mm512_and_si512(_mm512_srli_epi16(bytes
 
 // sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
 #if defined(__AVX512VNNI__)
-constexpr bool WEIGHTS_LESS_128 = false;
+constexpr bool WEIGHTS_LESS_128 = false, NARROW_NIBBLES = false;
 INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_nibbles(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I finish_nibbles(I start, I sum) { return _mm512_add_epi32(start, sum); }
 #else
 // vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
-constexpr bool WEIGHTS_LESS_128 = true;
+constexpr bool WEIGHTS_LESS_128 = true, NARROW_NIBBLES = true;
 INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
 INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }

@@ -12,6 +12,7 @@ typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 constexpr int TILE_VECTORS = 1;
 constexpr int QUANT_ROWS = 2, FLOAT_ROWS = 2;
+constexpr int MOST_TILE_ROWS = 2;
 constexpr int ATTENTION_CHUNK = 4, SCORE_BLOCKS = 1, VALUE_VECTORS = 1;
 
 INLINE F zero() { return F{}; }
@@ -148,6 +149,7 @@ INLINE I dot4(I sum, I weights, I x) {
     return sum;
 #endif
 }
+constexpr bool NARROW_NIBBLES = false;
 constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4_small(I sum, I weights, I x) { return dot4(sum, weights, x); }
 INLINE I dot4_nibbles(I sum, I weights, I x) { return dot4(sum, weights, x); }

@@ -6,14 +6,6 @@
 #define OCTAVO_STRING(name) OCTAVO_STRING2(name)
 
 namespace octavo::OCTAVO_VARIANT {
-namespace {
-
-void gemm(const Parallel& parallel, const Gemm& gemm) {
-    if (gemm.kind == F32 || gemm.kind == BF16) return gemm_float(parallel, gemm);
-    gemm_quantised(parallel, gemm);
-}
-
-}  // namespace
 
 extern const Kernels kernels;
 const Kernels kernels = {
