@@ -1,9 +1,12 @@
 """Speed of the CPU kernels at the shapes of SmolLM2-135M: the products of one step, and attention.
 
-    python benchmarks/cpu_kernels.py --kinds INT8,Q4_1 --rows 1,64 [--compare] [--json]
+    python benchmarks/cpu_kernels.py [--kinds INT8,Q4_1] [--rows 1,64] [--each] [--compare] [--json]
 
-OCTAVO_CPU_ISA chooses the variant. Activations are quantised within the time. --compare adds torch's product of the
-same shape (its int8 product has no scales at all: a bound, not an equal).
+One line for each kind of weights and number of rows: a whole step's products, and their shares of the machine's peaks.
+The peaks are measured in the same run: torch's int8 product of 2048 x 2048 x 2048, and what benchmarks/peaks.cpp
+(built here if there is a compiler) gets from VNNI without scales at 512 rows, from float32 and from reading memory.
+OCTAVO_CPU_ISA chooses the variant. Activations are quantised within the time. --each shows the products one by one,
+--compare adds torch's product of the same shape (its int8 product has no scales at all: a bound, not an equal).
 """
 
 from __future__ import annotations
@@ -11,9 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,32 +45,78 @@ PRODUCTS = (
 def main() -> None:
     """Run what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default="F32,BF16,INT8,Q4_1", help="F32, BF16, INT8, INT4 or GGUF types")
-    parser.add_argument("--rows", default="1,8,64,512")
+    parser.add_argument("--kinds", default="INT8,Q4_1,Q8_0,INT4,BF16,F32", help="F32, BF16, INT8, INT4 or GGUF types")
+    parser.add_argument("--rows", default="1,8,16,64,256,512")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--layers", type=int, default=8, help="copies of each weight, taken in turn (default 8)")
     parser.add_argument("--repeat", type=int, default=5, help="passes of which the median counts")
     parser.add_argument("--attention", default="f32,bf16,int8", help="cache types, or nothing")
-    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--each", action="store_true", help="show each product, not only whole steps")
+    parser.add_argument("--compare", action="store_true", help="with torch's products; implies --each")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    options.each |= options.compare
     pool = Pool(options.threads)
     report: dict[str, Any] = {"variant": pool.variant, "threads": pool.threads, "cpu": cpu_name()}
+    report |= {"load": os.getloadavg()[0], "peaks": machine_peaks(options)}
     if not options.json:
-        print(f"{report['cpu']}, {pool.threads} threads, variant {pool.variant}, load {os.getloadavg()[0]:.1f}")
+        print(f"{report['cpu']}, {pool.threads} threads, variant {pool.variant}, load {report['load']:.1f}")
+        print("peaks: " + ", ".join(f"{name} {value:.1f}" for name, value in report["peaks"].items()))
     results = []
     for kind in filter(None, options.kinds.split(",")):
         for rows in map(int, options.rows.split(",")):
             results += products(pool, kind, rows, options)
+    show_shares(results, report["peaks"], options)
     for dtype in filter(None, options.attention.split(",")):
         results += attention(pool, dtype, options)
     if options.json:
         print(json.dumps(report | {"results": results}, indent=2))
 
 
+def machine_peaks(options: argparse.Namespace) -> dict[str, float]:
+    """Return the rates that shares are taken of: operations and bytes a second, in billions."""
+    peaks: dict[str, float] = {}
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "peaks"
+            source = Path(__file__).with_name("peaks.cpp")
+            build = [compiler, "-O3", "-march=native", "-std=c++20", "-pthread", str(source), "-o", str(program)]
+            subprocess.run(build, check=True)
+            done = subprocess.run([program, str(options.threads)], check=True, capture_output=True, text=True)
+        peaks |= json.loads(done.stdout)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    left, right = (torch.randint(-127, 127, (2048, 2048), dtype=torch.int8) for _ in range(2))
+    peaks["torch_int_mm_gops"] = 2 * 2048**3 / median_time(lambda: torch._int_mm(left, right), options.repeat) / 1e9
+    return peaks
+
+
+def show_shares(results: list[dict[str, Any]], peaks: dict[str, float], options: argparse.Namespace) -> None:
+    """Add to each whole step its shares of the peaks and of our own best shape of its kind, and print them."""
+    for step in (result for result in results if result["kernel"] == "step"):
+        alike = (result for result in results if result["kind"] == step["kind"] and result["kernel"] != "step")
+        best = max(result["gops"] for result in alike)
+        share = {"of_own_best": step["gops"] / best}
+        if "read_gb_per_s" in peaks:
+            share["of_reading"] = step["gb_per_s"] / peaks["read_gb_per_s"]
+        if step["kind"] == "F32" and "fp32_gflops" in peaks:
+            share["of_fp32"] = step["gops"] / peaks["fp32_gflops"]
+        if step["kind"] not in ("F32", "BF16"):
+            share["of_torch_int_mm"] = step["gops"] / peaks["torch_int_mm_gops"]
+            if "vnni_gops" in peaks:
+                share["of_vnni"] = step["gops"] / peaks["vnni_gops"]
+        step["shares"] = share
+        if not options.json:
+            line = f"{step['kind']:>10} {step['rows']:>5} rows {step['seconds'] * 1e3:9.3f} ms"
+            line += f" {step['gops']:8.1f} GOP/s {step['gb_per_s']:6.1f} GB/s  "
+            print(line + " ".join(f"{name} {value:.0%}" for name, value in share.items()))
+
+
 def products(pool: Pool, kind: str, rows: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time each product, and add up the step that they make."""
-    results, step, operations = [], 0.0, 0.0
+    results, step, operations, moved = [], 0.0, 0.0, 0
     for name, n, k, times in PRODUCTS:
         # A chunk asks for the logits of its last row only.
         count = min(rows, 8) if name == "head" and rows > 64 else rows
@@ -82,10 +135,11 @@ def products(pool: Pool, kind: str, rows: int, options: argparse.Namespace) -> l
         if options.compare:
             result["torch_gops"] = work / torch_time(kind, count, n, k, options) / 1e9
         results.append(result)
-        show(result, options)
-        step, operations = step + seconds * times, operations + work * times
-    whole = {"kernel": "step", "kind": kind, "rows": rows, "seconds": step, "gops": operations / step / 1e9}
-    show(whole, options)
+        if options.each:
+            show(result, options)
+        step, operations, moved = step + seconds * times, operations + work * times, moved + weights[0].nbytes * times
+    whole = {"kernel": "step", "kind": kind, "rows": rows, "seconds": step}
+    whole |= {"gops": operations / step / 1e9, "gb_per_s": moved / step / 1e9}
     return [*results, whole]
 
 

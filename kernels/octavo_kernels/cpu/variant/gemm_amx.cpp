@@ -2,7 +2,8 @@
 //
 // Quantised: a group of 32 is one tile product, whose int32 sums are exact; they go through memory into vector
 // registers, where they are scaled and added as in every other variant. While the vector units work on one group, the
-// tile unit multiplies the next.
+// tile unit multiplies the next. Next to tile instructions only one of the two units for 512-bit floats works (measured
+// on Sapphire Rapids' successors), so floats are what is scarce: integers are made floats by an integer addition.
 #include "gemm.hpp"
 #include "quant_format.hpp"
 
@@ -34,7 +35,7 @@ struct Tiles {
 INLINE void written() { asm volatile("" ::: "memory"); }
 
 constexpr int QUANT_TILE_ROWS = 12;  // 2 * 12 sums leave vector registers for the rest
-constexpr int STAGED_GROUPS = 12;    // of a panel at most: they and the rows' share of them stay in the first-level cache
+constexpr int STAGED_GROUPS = 12;    // of a panel at most, so that they stay in the first-level cache
 
 // PART input features of a panel that share a scale, ready for tiles: quants less their zero, factors as float32.
 template <int PART>
@@ -237,7 +238,7 @@ void run(const Gemm& gemm, const Block& block) {
     for (int panel = block.panel; panel < block.end_panel; ++panel) {
         const uint8_t* records = weights + panel * panel_bytes;
         const int next = panel + 1 < block.end_panel ? panel + 1 : block.next_panel;
-        const char* first = reinterpret_cast<const char*>(weights + next * panel_bytes);
+        const char* first = reinterpret_cast<const char*>(weights + (next < 0 ? 0 : next) * panel_bytes);
         Prefetch prefetch{first, next < 0 ? first : first + panel_bytes,
                           divide_up(Of::record_bytes / 64, tiles * Of::parts)};
         memset(sums, 0, static_cast<size_t>(tiles * tile_rows) * PANEL * 4);
@@ -262,7 +263,7 @@ void run(const Gemm& gemm, const Block& block) {
     }
 }
 
-constexpr int PAIRS = 16;       // of bfloat16: the depth of a tile
+constexpr int PAIRS = 16;      // of bfloat16: the depth of a tile
 constexpr int BF16_ROWS = 32;  // two tiles below each other
 
 // The rest of the pairs of a panel and of some rows, with zeros behind.
