@@ -291,3 +291,54 @@ def logits(
     softcap: float = 0.0,
 ) -> None:
     """out [L, n] = norm(x[tokens]) · headᵀ, capped by tanh if softcap is not 0. x: [T, k]; norm: [k]; tokens: [L]."""
+
+class Experts:
+    """The experts of one layer, all of the same shapes: gated projections of width columns, and those back."""
+
+    def __init__(self, gate_up: Sequence[Weight], down: Sequence[Weight], activation: str = "silu") -> None: ...
+    @property
+    def count(self) -> int: ...
+
+def route(
+    pool: Pool, logits: NDArray[np.float32], chosen: NDArray[np.int32], weights: NDArray[np.float32], normalize: bool
+) -> None:
+    """Choose experts by logits [T, experts]: the largest of each row into chosen [T, k], of equal ones the first, and
+    their shares of softmax(logits) into weights [T, k], divided by the shares' sum if normalize.
+    """
+
+def experts(
+    pool: Pool,
+    x: NDArray[np.float32],
+    experts: Experts,
+    chosen: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    out: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+) -> None:
+    """out [T, width] = residual + the sum over j of weights[:, j] · down(activation(gate · x) · up · x) of expert
+    chosen[:, j], in this order. x: [T, width]; chosen, weights: [T, k], -1: no expert. out may be x or residual.
+    """
+
+class Lora:
+    """A low-rank adapter of a projection: scale · b · a, a [rank, width] and b [columns, rank], float32 or uint16 with
+    the bits of bfloat16. Copied."""
+
+    def __init__(
+        self, a: NDArray[np.float32] | NDArray[np.uint16], b: NDArray[np.float32] | NDArray[np.uint16], scale: float
+    ) -> None: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+
+def lora(
+    pool: Pool,
+    x: NDArray[np.float32],
+    adapters: Sequence[Lora],
+    index: NDArray[np.int32],
+    out: NDArray[np.float32],
+    begin: int = 0,
+) -> None:
+    """out[t, begin:] += scale · (x[t] · aᵀ) · bᵀ of adapter index[t], -1: none. x: [T, width]; out: [T, any]."""

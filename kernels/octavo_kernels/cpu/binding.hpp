@@ -77,5 +77,7 @@ void bind_linear(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_sampling(nb::module_& module);
 void bind_layers(nb::module_& module);
+void bind_experts(nb::module_& module);
+void bind_lora(nb::module_& module);
 
 }  // namespace octavo

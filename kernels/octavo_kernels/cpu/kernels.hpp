@@ -166,6 +166,48 @@ struct Scan {
 constexpr int PARTITION_LOGITS = 256;
 constexpr int32_t WEIGHT_ONE = 1 << 30;  // the weight of the largest logit
 
+// The router's choice: for each row of logits [rows, experts] the top_k largest, by falling probability, of equal ones the
+// first; weights are softmax(logits), divided by the sum of the chosen ones if normalize.
+struct Route {
+    const float* logits;
+    int32_t* chosen;  // [rows, top_k]
+    float* weights;   // [rows, top_k]
+    int rows, experts, top_k;
+    bool normalize;
+};
+
+// A matrix of an adapter. F32: [rows][columns padded to whole thirty-twos with zeros]. BF16: the same, of each 32 the
+// weights i and i + 16 side by side.
+struct LoraFactor {
+    const void* data;
+    bool bf16;
+};
+
+struct LoraAdapter {
+    LoraFactor down;  // [rank][width]
+    LoraFactor up;    // [rank][columns]
+    int rank;
+    float scale;
+};
+
+// A few rows of one adapter: rows[begin] to rows[begin + count - 1].
+struct LoraTile {
+    int32_t adapter, begin, count;
+};
+constexpr int LORA_ROWS = 4;
+
+// out[row] += scale * (x[row] · downᵀ) · up, for every row of the tiles.
+struct LoraJob {
+    const float* x;  // [any, width]
+    float* out;      // [any, columns]
+    int64_t out_stride;
+    const int32_t* rows;
+    const LoraTile* tiles;
+    const LoraAdapter* adapters;
+    float* ranks;  // [rows of the tiles, most_ranks]
+    int num_tiles, width, columns, most_ranks;
+};
+
 struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
@@ -177,6 +219,8 @@ struct Kernels {
     void (*rms_norm)(const Parallel&, const RmsNorm&);
     void (*add_norm)(const Parallel&, const AddNorm&);
     void (*softcap)(const Parallel&, float* x, int64_t count, float cap);  // x = tanh(x / cap) * cap
+    void (*route)(const Parallel&, const Route&);
+    void (*lora)(const Parallel&, const LoraJob&);
     void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
     void (*rope_cache)(const Parallel&, const RopeCache&);
     void (*attention)(const Parallel&, const Attention&);

@@ -56,4 +56,6 @@ NB_MODULE(_native, module) {
     bind_attention(module);
     bind_sampling(module);
     bind_layers(module);
+    bind_experts(module);
+    bind_lora(module);
 }

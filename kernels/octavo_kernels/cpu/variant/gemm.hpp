@@ -83,6 +83,8 @@ void prepare(const Parallel&, const Prepare&);
 void rms_norm(const Parallel&, const RmsNorm&);
 void add_norm(const Parallel&, const AddNorm&);
 void softcap(const Parallel&, float*, int64_t, float);
+void route(const Parallel&, const Route&);
+void lora(const Parallel&, const LoraJob&);
 void silu_mul(const Parallel&, const float*, float*, int, int);
 void rope_cache(const Parallel&, const RopeCache&);
 void attention(const Parallel&, const Attention&);

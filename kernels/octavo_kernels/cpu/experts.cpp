@@ -1,0 +1,214 @@
+#include "experts.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pack.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int CHUNK = 8;  // rows of an item that copies or adds
+
+bool is_quantised(WeightKind kind) { return kind != F32 && kind != BF16; }
+
+// Bytes of a row of k inputs as a product of this kind wants them, without its groups.
+std::size_t input_bytes(WeightKind kind, int k) {
+    const auto columns = static_cast<std::size_t>(k);
+    return kind == F32 ? columns * 4 : kind == BF16 ? (columns + 1) / 2 * 4 : columns;
+}
+
+std::size_t group_bytes(WeightKind kind, int k) {
+    return is_quantised(kind) ? static_cast<std::size_t>(k) / GROUP * sizeof(QuantGroup) : 0;
+}
+
+// Rows ready for a product.
+struct Input {
+    std::uint8_t* rows;
+    QuantGroup* groups;
+};
+
+// The pieces of one workspace.
+class Carver {
+public:
+    template <class T>
+    T* take(std::size_t count) {
+        const std::size_t begin = bytes;
+        bytes += (count * sizeof(T) + 63) / 64 * 64;
+        return base ? reinterpret_cast<T*>(base + begin) : nullptr;
+    }
+    std::uint8_t* base = nullptr;
+    std::size_t bytes = 0;
+};
+
+struct Memory {
+    Input own, gathered, activated;  // x, x once for each expert of a row, the experts' hidden features
+    float *hidden, *results;
+    std::int32_t *order, *place;  // the row of a gathered row; where a row's choice was gathered to, or -1
+    std::int32_t* begins;         // of each expert's gathered rows
+};
+
+Memory carve(Carver& carver, const Experts& experts, const RoutedRows& routed) {
+    const auto rows = static_cast<std::size_t>(routed.rows),
+               choices = rows * static_cast<std::size_t>(routed.top_k);
+    const auto input = [&](std::size_t count, WeightKind kind, int k) {
+        auto* bytes = carver.take<std::uint8_t>(count * input_bytes(kind, k));
+        return Input{bytes, reinterpret_cast<QuantGroup*>(carver.take<std::uint8_t>(count * group_bytes(kind, k)))};
+    };
+    const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
+    Memory memory;
+    memory.own = input(up == F32 ? 0 : rows, up, experts.width);
+    memory.gathered = input(choices, up, experts.width);
+    memory.hidden = carver.take<float>(choices * static_cast<std::size_t>(experts.features));
+    memory.activated = input(down == F32 ? 0 : choices, down, experts.features);
+    memory.results = carver.take<float>(choices * static_cast<std::size_t>(experts.width));
+    memory.order = carver.take<std::int32_t>(choices);
+    memory.place = carver.take<std::int32_t>(choices);
+    memory.begins = carver.take<std::int32_t>(experts.gate_up.size() + 1);
+    return memory;
+}
+
+// Counting sort of the choices by expert.
+void sort_by_expert(const Experts& experts, const RoutedRows& routed, const Memory& memory) {
+    const int count = static_cast<int>(experts.gate_up.size()), choices = routed.rows * routed.top_k;
+    std::fill(memory.begins, memory.begins + count + 1, 0);
+    for (int i = 0; i < choices; ++i)
+        if (routed.experts[i] >= 0) ++memory.begins[routed.experts[i] + 1];
+    for (int e = 0; e < count; ++e) memory.begins[e + 1] += memory.begins[e];
+    for (int i = 0; i < choices; ++i) {
+        memory.place[i] = routed.experts[i] < 0 ? -1 : memory.begins[routed.experts[i]]++;
+        if (memory.place[i] >= 0) memory.order[memory.place[i]] = i / routed.top_k;
+    }
+    // Each begin has moved to its end, which is the next one's begin.
+    for (int e = count; e > 0; --e) memory.begins[e] = memory.begins[e - 1];
+    memory.begins[0] = 0;
+}
+
+template <class Item>
+void run_items(const Parallel& parallel, int count, const Item& item) {
+    auto call = [](void* job, int index, int) { (*static_cast<const Item*>(job))(index); };
+    parallel.run(parallel.pool, call, const_cast<Item*>(&item), count);
+}
+
+// Floats as the product wants them; of float32 they are what they are.
+Input convert(const Kernels& kernels, const Parallel& parallel, WeightKind kind, float* x, Input to, int rows, int k) {
+    if (kind == F32) return {reinterpret_cast<std::uint8_t*>(x), nullptr};
+    if (kind == BF16) {
+        kernels.to_bf16(parallel, x, reinterpret_cast<std::uint16_t*>(to.rows), rows, k);
+    } else {
+        kernels.quantize(parallel, x, reinterpret_cast<std::int8_t*>(to.rows), to.groups, rows, k);
+    }
+    return to;
+}
+
+void gather(const Parallel& parallel, Input from, Input to, const std::int32_t* order, int count, std::size_t bytes,
+            std::size_t groups) {
+    run_items(parallel, (count + CHUNK - 1) / CHUNK, [&](int index) {
+        for (int i = index * CHUNK; i < std::min(count, (index + 1) * CHUNK); ++i) {
+            const auto row = static_cast<std::size_t>(order[i]), at = static_cast<std::size_t>(i);
+            std::memcpy(to.rows + at * bytes, from.rows + row * bytes, bytes);
+            if (groups) {
+                std::memcpy(reinterpret_cast<std::uint8_t*>(to.groups) + at * groups,
+                            reinterpret_cast<const std::uint8_t*>(from.groups) + row * groups, groups);
+            }
+        }
+    });
+}
+
+// Runs the items of a product on the thread that calls it.
+Parallel serial() {
+    auto run = [](void*, void (*item)(void*, int, int), void* job, int count) {
+        for (int index = 0; index < count; ++index) item(job, index, 0);
+    };
+    return {nullptr, 1, run};
+}
+
+struct GroupedProduct {
+    const std::vector<ExpertMatrix>& matrices;
+    const std::int32_t* begins;
+    Input input;
+    float* out;
+    int n, k;
+    Gate gate;
+};
+
+// Each expert's rows by its matrix. An item is some panels of one expert, with all its rows: of the gathered rows none
+// waits for another expert's, and weights are read once.
+void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const GroupedProduct& all) {
+    const bool gated = all.gate != NO_GATE;
+    const int features = gated ? all.n / 2 : all.n, wide = gated ? PANEL / 2 : PANEL;
+    const int panels = (features + wide - 1) / wide;
+    const int count = static_cast<int>(all.matrices.size());
+    std::vector<int> active;
+    for (int e = 0; e < count; ++e)
+        if (all.begins[e] < all.begins[e + 1]) active.push_back(e);
+    const int used = static_cast<int>(active.size());
+    const int chunk = std::clamp(panels * used / (parallel.threads * 8), 1, panels);
+    const int chunks = (panels + chunk - 1) / chunk;
+    run_items(parallel, used * chunks, [&](int index) {
+        const int e = active[static_cast<std::size_t>(index / chunks)], panel = index % chunks * chunk;
+        const ExpertMatrix& matrix = all.matrices[static_cast<std::size_t>(e)];
+        const auto row = static_cast<std::size_t>(all.begins[e]);
+        const std::size_t panel_bytes = packed_bytes(matrix.kind, PANEL, static_cast<std::size_t>(all.k));
+        Gemm gemm{};
+        gemm.kind = matrix.kind;
+        gemm.zero_shift = matrix.zero_shift;
+        gemm.weights = matrix.data + static_cast<std::size_t>(panel) * panel_bytes;
+        gemm.input = all.input.rows + row * input_bytes(matrix.kind, all.k);
+        gemm.groups = is_quantised(matrix.kind) ? all.input.groups + row * static_cast<std::size_t>(all.k / GROUP) : nullptr;
+        gemm.rows = all.begins[e + 1] - all.begins[e];
+        gemm.n = std::min(features - panel * wide, chunk * wide) * (gated ? 2 : 1);
+        gemm.k = all.k;
+        gemm.epilogue.out = all.out + row * static_cast<std::size_t>(features) + panel * wide;
+        gemm.epilogue.out_stride = features;
+        gemm.epilogue.gate = all.gate;
+        kernels.gemm(serial(), gemm);
+    });
+}
+
+// A row's results times their weights, added in the order of its choices.
+void combine(const Parallel& parallel, const RoutedRows& routed, const Memory& memory, int width) {
+    run_items(parallel, (routed.rows + CHUNK - 1) / CHUNK, [&](int index) {
+        for (int row = index * CHUNK; row < std::min(routed.rows, (index + 1) * CHUNK); ++row) {
+            const std::size_t at = static_cast<std::size_t>(row) * static_cast<std::size_t>(width);
+            float* out = routed.out + at;
+            if (routed.residual == nullptr) {
+                std::fill(out, out + width, 0.0f);
+            } else if (routed.residual != routed.out) {
+                std::memcpy(out, routed.residual + at, static_cast<std::size_t>(width) * 4);
+            }
+            for (int choice = row * routed.top_k; choice < (row + 1) * routed.top_k; ++choice) {
+                if (memory.place[choice] < 0) continue;
+                const float* result = memory.results + static_cast<std::size_t>(memory.place[choice]) * static_cast<std::size_t>(width);
+                const float weight = routed.weights[choice];
+                for (int i = 0; i < width; ++i) out[i] += weight * result[i];
+            }
+        }
+    });
+}
+
+}  // namespace
+
+void run_experts(const Kernels& kernels, Pool& pool, const Experts& experts, const RoutedRows& routed) {
+    if (routed.rows == 0) return;
+    Carver carver;
+    carve(carver, experts, routed);
+    carver = {static_cast<std::uint8_t*>(pool.workspace(Pool::EXPERTS, carver.bytes)), 0};
+    const Memory memory = carve(carver, experts, routed);
+    const Parallel parallel = pool.parallel();
+    const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
+    sort_by_expert(experts, routed, memory);
+    const int count = memory.begins[experts.gate_up.size()];
+    const Input own = convert(kernels, parallel, up, const_cast<float*>(routed.x), memory.own, routed.rows, experts.width);
+    gather(parallel, own, memory.gathered, memory.order, count, input_bytes(up, experts.width),
+           group_bytes(up, experts.width));
+    multiply_grouped(kernels, parallel,
+                     {experts.gate_up, memory.begins, memory.gathered, memory.hidden, 2 * experts.features,
+                      experts.width, experts.gate});
+    const Input activated = convert(kernels, parallel, down, memory.hidden, memory.activated, count, experts.features);
+    multiply_grouped(kernels, parallel,
+                     {experts.down, memory.begins, activated, memory.results, experts.width, experts.features, NO_GATE});
+    combine(parallel, routed, memory, experts.width);
+}
+
+}  // namespace octavo
