@@ -14,16 +14,23 @@ namespace octavo {
 namespace portable {
 extern const Kernels kernels;
 }
-#if defined(OCTAVO_X86_VARIANTS)
+// A build may leave variants out.
+#if defined(OCTAVO_HAS_AVX2)
 namespace avx2 {
 extern const Kernels kernels;
 }
+#endif
+#if defined(OCTAVO_HAS_AVX512)
 namespace avx512 {
 extern const Kernels kernels;
 }
+#endif
+#if defined(OCTAVO_HAS_AVX512_VNNI)
 namespace avx512_vnni {
 extern const Kernels kernels;
 }
+#endif
+#if defined(OCTAVO_HAS_AVX512_BF16)
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
@@ -56,16 +63,26 @@ std::vector<const Kernels*> supported_variants() {
     // These ask the processor and whether the operating system saves the registers.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (!avx2) return found;
+#if defined(OCTAVO_HAS_AVX2)
     found.push_back(&avx2::kernels);
+#endif
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (!avx512) return found;
+#if defined(OCTAVO_HAS_AVX512)
     found.push_back(&avx512::kernels);
+#endif
     if (!__builtin_cpu_supports("avx512vnni")) return found;
+#if defined(OCTAVO_HAS_AVX512_VNNI)
     found.push_back(&avx512_vnni::kernels);
+#endif
     if (!__builtin_cpu_supports("avx512bf16")) return found;
+#if defined(OCTAVO_HAS_AVX512_BF16)
     found.push_back(&avx512_bf16::kernels);
+#endif
+#if defined(OCTAVO_HAS_AVX512_AMX)
     if (has_amx()) found.push_back(&avx512_amx::kernels);
+#endif
 #endif
     return found;
 }

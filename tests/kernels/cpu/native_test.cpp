@@ -1,10 +1,6 @@
 // The kernels without Python, on every variant of this machine, in memory of exactly the size that they may touch: what
 // the sanitizers watch. Results are compared with their definition in double precision.
-//
-//   cmake -G Ninja -B build/sanitize -DOCTAVO_SANITIZE=address,undefined . && ninja -C build/sanitize
-//   build/sanitize/kernels/octavo_kernels/cpu/octavo_cpu_test
-//
-// and once more with -DOCTAVO_SANITIZE=thread; either takes some minutes to compile.
+// native_program.py builds it.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "adapters.hpp"
+#include "experts.hpp"
 #include "isa.hpp"
 #include "pack.hpp"
 #include "pool.hpp"
@@ -280,6 +278,101 @@ void check_pool(int threads, int spin_us) {
     }
 }
 
+// A packed matrix of random weights, and the weights.
+struct RandomMatrix {
+    std::vector<float> weights;
+    std::vector<std::uint8_t> packed;
+};
+
+RandomMatrix random_matrix(const Setting& s, const std::string& target, std::size_t n, std::size_t k, bool gate_up) {
+    RandomMatrix result{numbers(n * k), {}};
+    const std::vector<std::uint8_t> source = bytes_of(result.weights);
+    const Packing packing = choose_packing("F32", target);
+    result.packed.resize(packed_bytes(packing.kind, n, k));
+    std::vector<Plane> planes{{source.data(), n, k * 4}};
+    if (gate_up) planes = {{source.data(), n / 2, k * 4}, {source.data() + n / 2 * k * 4, n / 2, k * 4}};
+    pack(s.kernels, s.pool.parallel(), "F32", packing, planes, k, gate_up, result.packed.data());
+    return result;
+}
+
+double dot(const float* x, const float* y, std::size_t count) {
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += double(x[i]) * double(y[i]);
+    return sum;
+}
+
+void check_experts(const Setting& s, const std::string& target, std::size_t count, std::size_t rows, std::size_t top_k) {
+    const std::size_t width = 64, features = 32;
+    std::vector<RandomMatrix> ups, downs;
+    const WeightKind kind = choose_packing("F32", target).kind;
+    for (std::size_t e = 0; e < count; ++e) {
+        ups.push_back(random_matrix(s, target, 2 * features, width, true));
+        downs.push_back(random_matrix(s, target, width, features, false));
+    }
+    Experts experts{{}, {}, static_cast<int>(width), static_cast<int>(features), GATE_SILU};
+    for (std::size_t e = 0; e < count; ++e) {
+        experts.gate_up.push_back({kind, 0, ups[e].packed.data()});
+        experts.down.push_back({kind, 0, downs[e].packed.data()});
+    }
+    std::vector<float> logits = numbers(rows * count), x = numbers(rows * width), weights(rows * top_k);
+    std::vector<std::int32_t> chosen(rows * top_k);
+    s.kernels.route(s.pool.parallel(), {logits.data(), chosen.data(), weights.data(), static_cast<int>(rows),
+                                        static_cast<int>(count), static_cast<int>(top_k), true});
+    std::vector<float> out(rows * width);
+    run_experts(s.kernels, s.pool, experts,
+                {x.data(), chosen.data(), weights.data(), static_cast<int>(rows), static_cast<int>(top_k), nullptr,
+                 out.data()});
+    for (std::size_t row = 0; row < rows; ++row) {
+        std::vector<double> wanted(width);
+        double shares = 0;
+        for (std::size_t j = 0; j < top_k; ++j) {
+            const auto e = static_cast<std::size_t>(chosen[row * top_k + j]);
+            shares += double(weights[row * top_k + j]);
+            std::vector<float> hidden(features);
+            for (std::size_t f = 0; f < features; ++f) {
+                const double gate = dot(&x[row * width], &ups[e].weights[f * width], width);
+                hidden[f] = float(gate / (1 + std::exp(-gate)) *
+                                  dot(&x[row * width], &ups[e].weights[(features + f) * width], width));
+            }
+            for (std::size_t i = 0; i < width; ++i)
+                wanted[i] += double(weights[row * top_k + j]) * dot(hidden.data(), &downs[e].weights[i * features], features);
+        }
+        require(std::fabs(shares - 1) < 1e-5, s.kernels.name, "the router's choice");
+        for (std::size_t i = 0; i < width; ++i)
+            require(std::fabs(out[row * width + i] - wanted[i]) < (target == "F32" ? 1e-3 : 4.0), s.kernels.name,
+                    "the experts' sum of " + target);
+    }
+}
+
+void check_adapters(const Setting& s, std::size_t width, std::size_t columns) {
+    const std::size_t rows = 11;
+    std::vector<std::vector<float>> down, up;
+    std::vector<Adapter> adapters;
+    for (const std::size_t rank : {std::size_t(1), std::size_t(9)}) {
+        down.push_back(numbers(rank * width));
+        up.push_back(numbers(columns * rank));
+        adapters.emplace_back(AdapterMatrix{down.back().data(), false}, AdapterMatrix{up.back().data(), false},
+                              static_cast<int>(width), static_cast<int>(columns), static_cast<int>(rank), 0.5f);
+    }
+    const std::vector<float> x = numbers(rows * width), before = numbers(rows * columns);
+    std::vector<float> out = before;
+    std::vector<std::int32_t> index;
+    for (std::size_t row = 0; row < rows; ++row) index.push_back(static_cast<std::int32_t>(row % 3) - 1);
+    run_adapters(s.kernels, s.pool, {&adapters[0], &adapters[1]},
+                 {x.data(), index.data(), static_cast<int>(rows), out.data(), static_cast<std::int64_t>(columns)});
+    for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t c = 0; c < columns; ++c) {
+            double wanted = double(before[row * columns + c]);
+            if (index[row] >= 0) {
+                const auto a = static_cast<std::size_t>(index[row]), rank = static_cast<std::size_t>(adapters[a].rank());
+                for (std::size_t r = 0; r < rank; ++r)
+                    wanted += 0.5 * dot(&x[row * width], &down[a][r * width], width) * double(up[a][c * rank + r]);
+            }
+            require(std::fabs(out[row * columns + c] - wanted) < 1e-3, s.kernels.name, "an adapted row");
+        }
+    }
+}
+
 void check_variant(const Kernels& kernels) {
     Pool pool(3, 50);
     const Setting s{kernels, pool};
@@ -291,6 +384,12 @@ void check_variant(const Kernels& kernels) {
     for (const int k : {1, 7, 33}) check_product(s, "F32", 9, 35, k), check_product(s, "BF16", 9, 35, k);
     check_file_formats(s);
     for (const int width : {1, 2, 16, 34, 70}) check_rows(s, 9, width);
+    for (const char* target : {"F32", "BF16", "INT8", "INT4"}) {
+        check_experts(s, target, 5, 9, 2);
+        check_experts(s, target, 17, 1, 3);
+    }
+    check_adapters(s, 1, 1);
+    check_adapters(s, 70, 530);
     for (const CacheKind kind : {CACHE_F32, CACHE_BF16, CACHE_INT8}) {
         check_attention(s, kind, {1, 15, 16, 17, 300}, 3, 6, 2, 32, 0);
         check_attention(s, kind, {40, 530}, 9, 3, 3, 48, 20);
@@ -302,6 +401,10 @@ void check_variant(const Kernels& kernels) {
 
 int main() {
     for (const int threads : {1, 2, 4}) check_pool(threads, 0), check_pool(threads, 50);
-    for (const Kernels* variant : supported_variants()) check_variant(*variant);
-    std::printf("%d checks on %zu variants\n", checks, supported_variants().size());
+    std::string names;
+    for (const Kernels* variant : supported_variants()) {
+        check_variant(*variant);
+        names += (names.empty() ? "" : ", ") + std::string(variant->name);
+    }
+    std::printf("%d checks on %s; chosen: %s\n", checks, names.c_str(), choose_variant().name);
 }
