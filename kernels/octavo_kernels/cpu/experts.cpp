@@ -155,7 +155,7 @@ void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const Gr
         gemm.zero_shift = matrix.zero_shift;
         gemm.weights = matrix.data + static_cast<std::size_t>(panel) * panel_bytes;
         gemm.input = all.input.rows + row * input_bytes(matrix.kind, all.k);
-        gemm.groups = is_quantised(matrix.kind) ? all.input.groups + row * static_cast<std::size_t>(all.k / GROUP) : nullptr;
+        if (is_quantised(matrix.kind)) gemm.groups = all.input.groups + row * static_cast<std::size_t>(all.k / GROUP);
         gemm.rows = all.begins[e + 1] - all.begins[e];
         gemm.n = std::min(features - panel * wide, chunk * wide) * (gated ? 2 : 1);
         gemm.k = all.k;
@@ -179,7 +179,8 @@ void combine(const Parallel& parallel, const RoutedRows& routed, const Memory& m
             }
             for (int choice = row * routed.top_k; choice < (row + 1) * routed.top_k; ++choice) {
                 if (memory.place[choice] < 0) continue;
-                const float* result = memory.results + static_cast<std::size_t>(memory.place[choice]) * static_cast<std::size_t>(width);
+                const float* result =
+                    memory.results + static_cast<std::size_t>(memory.place[choice]) * static_cast<std::size_t>(width);
                 const float weight = routed.weights[choice];
                 for (int i = 0; i < width; ++i) out[i] += weight * result[i];
             }
@@ -199,7 +200,8 @@ void run_experts(const Kernels& kernels, Pool& pool, const Experts& experts, con
     const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
     sort_by_expert(experts, routed, memory);
     const int count = memory.begins[experts.gate_up.size()];
-    const Input own = convert(kernels, parallel, up, const_cast<float*>(routed.x), memory.own, routed.rows, experts.width);
+    const Input own =
+        convert(kernels, parallel, up, const_cast<float*>(routed.x), memory.own, routed.rows, experts.width);
     gather(parallel, own, memory.gathered, memory.order, count, input_bytes(up, experts.width),
            group_bytes(up, experts.width));
     multiply_grouped(kernels, parallel,
@@ -207,7 +209,8 @@ void run_experts(const Kernels& kernels, Pool& pool, const Experts& experts, con
                       experts.width, experts.gate});
     const Input activated = convert(kernels, parallel, down, memory.hidden, memory.activated, count, experts.features);
     multiply_grouped(kernels, parallel,
-                     {experts.down, memory.begins, activated, memory.results, experts.width, experts.features, NO_GATE});
+                     {experts.down, memory.begins, activated, memory.results, experts.width, experts.features,
+                      NO_GATE});
     combine(parallel, routed, memory, experts.width);
 }
 

@@ -166,8 +166,8 @@ struct Scan {
 constexpr int PARTITION_LOGITS = 256;
 constexpr int32_t WEIGHT_ONE = 1 << 30;  // the weight of the largest logit
 
-// The router's choice: for each row of logits [rows, experts] the top_k largest, by falling probability, of equal ones the
-// first; weights are softmax(logits), divided by the sum of the chosen ones if normalize.
+// The router's choice: for each row of logits [rows, experts] the top_k largest, by falling probability, of equal ones
+// the first; weights are softmax(logits), divided by the sum of the chosen ones if normalize.
 struct Route {
     const float* logits;
     int32_t* chosen;  // [rows, top_k]

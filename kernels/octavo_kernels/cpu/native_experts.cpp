@@ -57,8 +57,9 @@ void experts(Runner& runner, In2 x, const ExpertsObject& object, Int2 chosen, In
     if (residual) require_shape(*residual, "residual", {rows, width});
     const auto count = static_cast<std::int32_t>(object.experts.gate_up.size());
     for (std::size_t i = 0; i < rows * top_k; ++i) {
-        require(chosen.data()[i] >= -1 && chosen.data()[i] < count,
-                "Expert " + std::to_string(chosen.data()[i]) + " is not among the layer's " + std::to_string(count) + ".");
+        const std::int32_t expert = chosen.data()[i];
+        require(expert >= -1 && expert < count,
+                "Expert " + std::to_string(expert) + " is not among the layer's " + std::to_string(count) + ".");
     }
     Call call(runner);
     run_experts(runner.kernels, runner.pool, object.experts,

@@ -23,14 +23,16 @@ Adapter* make_adapter(AnyMatrix a, AnyMatrix b, float scale) {
                        static_cast<int>(rank), scale);
 }
 
-void lora(Runner& runner, In2 x, const std::vector<const Adapter*>& adapters, Int1 index, Out2 out, std::size_t begin) {
+void lora(Runner& runner, In2 x, const std::vector<const Adapter*>& adapters, Int1 index, Out2 out,
+          std::size_t begin) {
     const std::size_t rows = x.shape(0);
     require_shape(index, "index", {rows});
     require_shape(out, "out", {rows, out.shape(1)});
     const auto count = static_cast<std::int32_t>(adapters.size());
     for (std::size_t row = 0; row < rows; ++row) {
-        require(index.data()[row] < count, "Row " + std::to_string(row) + " has adapter " +
-                                               std::to_string(index.data()[row]) + " of " + std::to_string(count) + ".");
+        const std::int32_t adapter = index.data()[row];
+        require(adapter < count, "Row " + std::to_string(row) + " has adapter " + std::to_string(adapter) + " of " +
+                                     std::to_string(count) + ".");
     }
     for (const Adapter* adapter : adapters) {
         require_shape(x, "x", {rows, static_cast<std::size_t>(adapter->width())});

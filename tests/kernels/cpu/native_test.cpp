@@ -86,8 +86,8 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
     const std::vector<std::uint8_t> source = bytes_of(weights);
     const Packing packing = choose_packing("F32", target);
     std::vector<std::uint8_t> packed(packed_bytes(packing.kind, static_cast<std::size_t>(n), columns));
-    pack(s.kernels, s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}}, columns, false,
-         packed.data());
+    pack(s.kernels, s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}},
+         columns, false, packed.data());
     const std::vector<float> bias = numbers(static_cast<std::size_t>(n)),
                              residual = numbers(static_cast<std::size_t>(rows * n));
     std::vector<float> out(static_cast<std::size_t>(rows * n));
@@ -301,7 +301,8 @@ double dot(const float* x, const float* y, std::size_t count) {
     return sum;
 }
 
-void check_experts(const Setting& s, const std::string& target, std::size_t count, std::size_t rows, std::size_t top_k) {
+void check_experts(const Setting& s, const std::string& target, std::size_t count, std::size_t rows,
+                   std::size_t top_k) {
     const std::size_t width = 64, features = 32;
     std::vector<RandomMatrix> ups, downs;
     const WeightKind kind = choose_packing("F32", target).kind;
@@ -334,8 +335,10 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
                 hidden[f] = float(gate / (1 + std::exp(-gate)) *
                                   dot(&x[row * width], &ups[e].weights[(features + f) * width], width));
             }
-            for (std::size_t i = 0; i < width; ++i)
-                wanted[i] += double(weights[row * top_k + j]) * dot(hidden.data(), &downs[e].weights[i * features], features);
+            for (std::size_t i = 0; i < width; ++i) {
+                wanted[i] += double(weights[row * top_k + j]) *
+                             dot(hidden.data(), &downs[e].weights[i * features], features);
+            }
         }
         require(std::fabs(shares - 1) < 1e-5, s.kernels.name, "the router's choice");
         for (std::size_t i = 0; i < width; ++i)
@@ -364,7 +367,8 @@ void check_adapters(const Setting& s, std::size_t width, std::size_t columns) {
         for (std::size_t c = 0; c < columns; ++c) {
             double wanted = double(before[row * columns + c]);
             if (index[row] >= 0) {
-                const auto a = static_cast<std::size_t>(index[row]), rank = static_cast<std::size_t>(adapters[a].rank());
+                const auto a = static_cast<std::size_t>(index[row]);
+                const auto rank = static_cast<std::size_t>(adapters[a].rank());
                 for (std::size_t r = 0; r < rank; ++r)
                     wanted += 0.5 * dot(&x[row * width], &down[a][r * width], width) * double(up[a][c * rank + r]);
             }
