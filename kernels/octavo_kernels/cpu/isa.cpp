@@ -1,6 +1,6 @@
 #include "isa.hpp"
 
-#if defined(OCTAVO_X86_VARIANTS)
+#if defined(OCTAVO_HAS_AVX512_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +34,8 @@ extern const Kernels kernels;
 namespace avx512_bf16 {
 extern const Kernels kernels;
 }
+#endif
+#if defined(OCTAVO_HAS_AVX512_AMX)
 namespace avx512_amx {
 extern const Kernels kernels;
 }
