@@ -14,9 +14,11 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from octavo_engine.model.spec import UnsupportedModelError
@@ -58,6 +60,10 @@ FAMILIES: dict[str, Any] = {
         "sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": ROPES}),
     "gemma3, logits capped": (Gemma3TextConfig, {"sliding_window": 16, "final_logit_softcapping": 2.0,
                                                  "head_dim": 32}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3 moe": (Qwen3MoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}),
+    "qwen3 moe, shares normed": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+                                                  "moe_intermediate_size": 33}),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from octavo_kernels.cpu._native import (
     CacheLayout,
+    Experts,
     Layer,
     Pool,
     Rope,
@@ -9,17 +10,20 @@ from octavo_kernels.cpu._native import (
     Weight,
     attend,
     embed,
+    experts,
     linear,
     logits,
     mlp,
     pack_into,
     plan_packing,
     rms_norm,
+    route,
     variants,
 )
 
 __all__ = [
     "CacheLayout",
+    "Experts",
     "Layer",
     "Pool",
     "Rope",
@@ -27,11 +31,13 @@ __all__ = [
     "Weight",
     "attend",
     "embed",
+    "experts",
     "linear",
     "logits",
     "mlp",
     "pack_into",
     "plan_packing",
     "rms_norm",
+    "route",
     "variants",
 ]

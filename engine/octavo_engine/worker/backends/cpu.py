@@ -12,6 +12,7 @@ from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.rope import rope_table
 from octavo_engine.model.spec import LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
 from octavo_engine.worker.backends.cpu_cache import CpuLayout
+from octavo_engine.worker.backends.cpu_mixture import Mixture
 from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
@@ -46,7 +47,6 @@ def build_cpu(
     will be asked for, 0 for the model's own. Raises UnsupportedModelError with a sentence for the user.
     """
     spec = checkpoint.spec
-    _refuse_unserved(spec)
     if max_model_len > spec.max_position:
         raise UnsupportedModelError(
             f"--max-model-len {max_model_len} is beyond the {spec.max_position} positions the model was trained for; "
@@ -58,13 +58,16 @@ def build_cpu(
     positions = max_model_len or spec.max_position
     ropes = {rope: Rope(*rope_table(rope, positions)) for rope in {layer.attention.rope for layer in spec.layers}}
     layers = [_layer(checkpoint, index, layer, layout, ropes, matrices) for index, layer in enumerate(spec.layers)]
+    mixtures = [_mixture(checkpoint, index, layer, matrices) for index, layer in enumerate(spec.layers)]
     final_norm = load_norm(checkpoint, spec.final_norm, "final_norm.weight")
-    return CpuModel(spec, layout, layers, matrices, final_norm, pool, positions)
+    return CpuModel(spec, layout, layers, matrices, final_norm, pool, positions, mixtures)
 
 
-def _refuse_unserved(spec: ModelSpec) -> None:
-    if any(layer.mlp.moe is not None for layer in spec.layers):
-        raise UnsupportedModelError(f"Architecture '{spec.architecture}' has experts, which are not served yet.")
+def _mixture(checkpoint: Checkpoint, index: int, spec: LayerSpec, matrices: dict[str, Weight]) -> Mixture | None:
+    if spec.mlp.moe is None:
+        return None
+    norm = load_norm(checkpoint, spec.mlp_norm, f"layers.{index}.mlp_norm.weight")
+    return Mixture(spec, spec.mlp.moe, norm, index, matrices)
 
 
 def _layer(
@@ -89,8 +92,8 @@ def _layer(
         output=matrices[f"layers.{index}.o"],
         mlp_norm=vectors.mlp_norm,
         mlp_eps=spec.mlp_norm.eps,
-        gate_up=matrices[f"layers.{index}.gate_up"],
-        down=matrices[f"layers.{index}.down"],
+        gate_up=matrices.get(f"layers.{index}.gate_up"),
+        down=matrices.get(f"layers.{index}.down"),
         qkv_bias=vectors.qkv_bias,
         output_bias=vectors.output_bias,
         gate_up_bias=vectors.gate_up_bias,
@@ -107,6 +110,18 @@ def _layer(
         window=attention.window,
         softcap=attention.logit_softcap,
     )
+
+
+def _read_bytes(spec: ModelSpec, matrices: dict[str, Weight]) -> int:
+    total = 0
+    for name, weight in matrices.items():
+        parts = name.split(".")
+        if parts[0] == "layers" and parts[2] == "experts":
+            moe = spec.layers[int(parts[1])].mlp.moe
+            total += weight.nbytes * moe.experts_per_token // moe.num_experts if moe else 0
+        elif name != "embedding":
+            total += weight.nbytes
+    return total
 
 
 class CpuPlan(NamedTuple):
@@ -128,6 +143,7 @@ class CpuModel:
         final_norm: Floats,
         pool: Pool,
         max_position: int,
+        mixtures: Sequence[Mixture | None],
     ) -> None:
         self.spec = spec
         self.pool = pool
@@ -135,9 +151,10 @@ class CpuModel:
         self.vocab_size = spec.vocab_size
         self.num_layers = len(layers)
         self.max_position = max_position
-        self.packed_bytes = sum(weight.nbytes for name, weight in matrices.items() if name != "embedding")
-        """Bytes of weights that one decode step reads."""
+        self.packed_bytes = _read_bytes(spec, matrices)
+        """Bytes of packed weights that a decode step of one row reads."""
         self._layers = layers
+        self._mixtures = mixtures
         self._head = matrices["head"]
         self._embedding = matrices.get("embedding", self._head)
         self._final_norm = final_norm
@@ -172,7 +189,11 @@ class CpuModel:
 
     def mlp(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
         """Return x after the layer's feed-forward block."""
-        mlp(self.pool, self._layers[layer], x)
+        mixture = self._mixtures[layer]
+        if mixture is None:
+            mlp(self.pool, self._layers[layer], x)
+        else:
+            mixture.add(self.pool, x)
         return x
 
     def logits(self, plan: CpuPlan, x: Floats, wanted: slice = slice(None)) -> Floats:
