@@ -14,9 +14,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from tokenizers import decoders as token_decoders
 
+from octavo_engine.model.gguf_metadata import read_gguf_metadata
 from octavo_engine.server.tokenizer import TextModel, TokenizerError, load_tokenizer
 from octavo_engine.server.tokenizer.gguf import TokenType
-from octavo_engine.model.gguf_metadata import read_gguf_metadata
 from tests.tokenizer.corpus import HAND, strings
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n<think>{{ m.content }}</think><|im_end|>{% endfor %}"

@@ -185,13 +185,11 @@ def sample(
 ) -> None:
     """Sample R sequences; sequence r owns 1 + its number of drafts consecutive rows of logits [L, V].
 
-    positions, generated: [R], of the first token to sample; draft_offsets: [R + 1]. tokens: [L], a sequence's tokens from
-    its first row of logits on; given: [R], how many, -1 where logits are not finite, -2 where no token is allowed.
+    positions, generated: [R], of the first token to sample; draft_offsets: [R + 1]. tokens: [L], a sequence's tokens
+    from its first row of logits on; given: [R], how many, -1 where logits are not finite, -2 where no token is allowed.
     """
 
-def logprobs(
-    pool: Pool, logits: NDArray[np.float32], token_ids: NDArray[np.int32], out: NDArray[np.float32]
-) -> None:
+def logprobs(pool: Pool, logits: NDArray[np.float32], token_ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
     """out [L] = log_softmax(logits [L, V]) of token_ids [L]; NaN where a row is not finite."""
 
 def top_logprobs(pool: Pool, logits: NDArray[np.float32], ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
