@@ -54,7 +54,7 @@ def test_a_second_start_packs_nothing_and_computes_the_same(
     assert np.array_equal(logits(random_llama_folder), first)
 
 
-def test_what_is_mapped_cannot_be_written(cache: Path, random_llama_folder: Path) -> None:
+def test_what_is_read_cannot_be_written(cache: Path, random_llama_folder: Path) -> None:
     logits(random_llama_folder)
     (path,) = packed(cache)
     data = path.read_bytes()

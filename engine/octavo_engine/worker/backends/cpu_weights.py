@@ -50,7 +50,7 @@ def load_matrices(
     """Return the model's matrices by name: `head`, `embedding` (if not tied), `layers.N.{qkv,o,gate_up,down}`.
     A mixture has `layers.N.router` and `layers.N.experts.E.{gate_up,down}`.
 
-    They are mapped from the cache's `packed` folder; what is not there is packed into it, or into memory if it cannot
+    They are read from the cache's `packed` folder; what is not there is packed into it, or into memory if it cannot
     be written. Raises UnsupportedModelError if a tensor has not the shape that the configuration says.
     """
     sources = [_source(checkpoint, precision, *matrix) for matrix in _matrices(checkpoint.spec)]

@@ -1,4 +1,4 @@
-"""Packed weights on disk: one file a model and precision, written once, mapped read-only by every engine that uses it.
+"""Packed weights on disk: one file a model and precision, written once, read by every engine that uses it.
 
     0      magic, 8 bytes
     8      length of the header, uint64
@@ -7,6 +7,9 @@
 
 A file is complete or absent (written beside its place, synced, renamed). One that is cut short, damaged or not what was
 asked for is not used; what changed on disk since it was written is read whole once, against its SHA-256.
+
+It is read into memory of the engine's own, not mapped: anonymous memory comes in huge pages, a file's pages are small,
+and a decode step, which reads all weights once, is bound by reading them (benchmarks/page_size.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.model.digest import file_sha256, read_sha256, remember_sha256
-from octavo_kernels.cpu.weights import ALIGNMENT, PACKING_VERSION
+from octavo_kernels.cpu.weights import ALIGNMENT, PACKING_VERSION, aligned_bytes
 
 _MAGIC: Final = b"OCTAVOPW"
 _PAGE: Final = 4096
@@ -80,7 +83,7 @@ def place_entries(sizes: list[tuple[str, str, int, int, int, bool, int]]) -> tup
 
 
 def open_packed(path: Path, contents: Contents) -> NDArray[np.uint8] | None:
-    """Return the file's data, mapped read-only, or None if there is no such file or it is not whole."""
+    """Return the file's data, or None if there is no such file or it is not whole."""
     try:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -90,14 +93,17 @@ def open_packed(path: Path, contents: Contents) -> NDArray[np.uint8] | None:
                 raise ValueError("it holds something else")
             if file_sha256(path, offset=start) != expected:
                 raise ValueError("its data has changed since it was written")
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            data = aligned_bytes(contents.nbytes)
+            stream.seek(start)
+            if stream.readinto(data.data) != contents.nbytes:
+                raise ValueError("it was cut short meanwhile")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         _log.warning("Packed weights in %s are not used: %s. They are packed again.", path, error)
         return None
-    mapped.madvise(mmap.MADV_WILLNEED)
-    return np.frombuffer(mapped, dtype=np.uint8, count=contents.nbytes, offset=start)
+    data.flags.writeable = False
+    return data
 
 
 def _read_header(prefix: bytes, read: Callable[[int], bytes]) -> tuple[dict[str, Any], int]:
@@ -111,9 +117,9 @@ def _read_header(prefix: bytes, read: Callable[[int], bytes]) -> tuple[dict[str,
 
 
 def write_packed(path: Path, contents: Contents, fill: Callable[[NDArray[np.uint8]], None]) -> NDArray[np.uint8]:
-    """Write the file, its data made by `fill`, and return that mapped read-only. Raises OSError; nothing is left then.
+    """Write the file, its data made by `fill`, and return that. Raises OSError; nothing is left then.
 
-    `fill` writes into the mapped file: what is packed is never held twice.
+    `fill` writes into the mapped file: what is packed is never held twice meanwhile.
     """
     description = contents.description()
     # The digest is known only at the end and has one length: the header's place is fixed before.
