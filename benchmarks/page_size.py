@@ -2,9 +2,9 @@
 
     python benchmarks/page_size.py [--mebibytes 256] [--repeat 9] [--json FILE]
 
-Anonymous memory comes in huge pages where the machine offers them (numpy asks for them). A file's pages are as its cache
-was filled: small ones if it was written through a mapping, as packed weights are. Both are read by turns, in one process;
-the medians' ratio says what `packed_file` gains by reading into memory.
+Anonymous memory comes in huge pages where the machine offers them (numpy asks for them). A file's pages are as its
+cache was filled: small ones if it was written through a mapping, as packed weights are. Both are read by turns, in one
+process; the medians' ratio says what `packed_file` gains by reading into memory.
 """
 
 from __future__ import annotations
