@@ -20,6 +20,8 @@ from octavo_engine.core.static import StaticScheduler
 from octavo_engine.worker.sizing import StartError
 from octavo_engine.worker.start import Engine
 
+BATCHING_MODEL_LEN: Final = 640
+"""Holds every request of the mixed and of the skewed workload: contiguous memory is not what batching is about."""
 MODEL_LEN: Final = 512
 """`--max-model-len` of the utilisation claims, and of what contiguous allocation reserves."""
 SYSTEM_TOKENS: Final = 512
@@ -161,10 +163,15 @@ class Bench:
     def batching(self, name: str, make: Callable[[int], list[Item]], max_num_seqs: int) -> Batching:
         """Continuous against static batching, by turns."""
         rates: dict[str, list[float]] = {"continuous": [], "static": [], "unpadded": []}
-        memory = self._memory(max_num_seqs, 640)
+        memory = self._memory(max_num_seqs, BATCHING_MODEL_LEN)
         for repetition in range(self._sizes.repeat):
             items = make(repetition)
-            common = {"max_num_seqs": max_num_seqs, "kv_cache_memory": memory, "prefix_sharing": False}
+            common = {
+                "max_model_len": BATCHING_MODEL_LEN,
+                "max_num_seqs": max_num_seqs,
+                "kv_cache_memory": memory,
+                "prefix_sharing": False,
+            }
             label = f"{name} {repetition + 1}, --max-num-seqs {max_num_seqs}"
             for kind, found in (
                 ("continuous", self._go(f"continuous, {label}", items, common)),
