@@ -27,7 +27,7 @@ NAMESPACE = "demo"
 SERVICE = "assistant"
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST = REPOSITORY / "examples/assistant.yaml"
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of France? Answer with one word."
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -63,7 +63,7 @@ FAMILIES: dict[str, Any] = {
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen3 moe": (Qwen3MoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}),
     "qwen3 moe, shares normed": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
-                                                  "moe_intermediate_size": 33}),
+                                                  "moe_intermediate_size": 36}),
 }  # fmt: skip
 
 

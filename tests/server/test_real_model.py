@@ -11,7 +11,7 @@ from octavo_engine.model.pull import pull
 from tests.server.launch import Server, finish_reasons, read_stream, serving, text_of
 
 MODEL = "bundled://smollm2-135m-instruct"
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
 GREEDY = {"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 20}
 CACHE = 64 << 20
 
