@@ -3,30 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "input.hpp"
 #include "pack.hpp"
 
 namespace octavo {
 namespace {
 
 constexpr int CHUNK = 8;  // rows of an item that copies or adds
-
-bool is_quantised(WeightKind kind) { return kind != F32 && kind != BF16; }
-
-// Bytes of a row of k inputs as a product of this kind wants them, without its groups.
-std::size_t input_bytes(WeightKind kind, int k) {
-    const auto columns = static_cast<std::size_t>(k);
-    return kind == F32 ? columns * 4 : kind == BF16 ? (columns + 1) / 2 * 4 : columns;
-}
-
-std::size_t group_bytes(WeightKind kind, int k) {
-    return is_quantised(kind) ? static_cast<std::size_t>(k) / GROUP * sizeof(QuantGroup) : 0;
-}
-
-// Rows ready for a product.
-struct Input {
-    std::uint8_t* rows;
-    QuantGroup* groups;
-};
 
 // The pieces of one workspace.
 class Carver {
@@ -42,25 +25,23 @@ public:
 };
 
 struct Memory {
-    Input own, gathered, activated;  // x, x once for each expert of a row, the experts' hidden features
+    Input gathered, activated;  // x once for each expert of a row, the experts' hidden features
     float *hidden, *results;
     std::int32_t *order, *place;  // the row of a gathered row; where a row's choice was gathered to, or -1
     std::int32_t* begins;         // of each expert's gathered rows
 };
 
 Memory carve(Carver& carver, const Experts& experts, const RoutedRows& routed) {
-    const auto rows = static_cast<std::size_t>(routed.rows),
-               choices = rows * static_cast<std::size_t>(routed.top_k);
-    const auto input = [&](std::size_t count, WeightKind kind, int k) {
-        auto* bytes = carver.take<std::uint8_t>(count * input_bytes(kind, k));
-        return Input{bytes, reinterpret_cast<QuantGroup*>(carver.take<std::uint8_t>(count * group_bytes(kind, k)))};
+    const std::size_t choices = static_cast<std::size_t>(routed.rows) * static_cast<std::size_t>(routed.top_k);
+    const auto input = [&](WeightKind kind, int k) {
+        const auto columns = static_cast<std::size_t>(k);
+        return input_at(kind, choices, columns, carver.take<std::uint8_t>(input_bytes(kind, choices, columns)));
     };
     const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
     Memory memory;
-    memory.own = input(up == F32 ? 0 : rows, up, experts.width);
-    memory.gathered = input(choices, up, experts.width);
+    memory.gathered = input(up, experts.width);
     memory.hidden = carver.take<float>(choices * static_cast<std::size_t>(experts.features));
-    memory.activated = input(down == F32 ? 0 : choices, down, experts.features);
+    memory.activated = input(down, experts.features);
     memory.results = carver.take<float>(choices * static_cast<std::size_t>(experts.width));
     memory.order = carver.take<std::int32_t>(choices);
     memory.place = carver.take<std::int32_t>(choices);
@@ -90,29 +71,17 @@ void run_items(const Parallel& parallel, int count, const Item& item) {
     parallel.run(parallel.pool, call, const_cast<Item*>(&item), count);
 }
 
-// Floats as the product wants them; of float32 they are what they are.
-Input convert(const Kernels& kernels, const Parallel& parallel, WeightKind kind, float* x, Input to, int rows, int k) {
-    if (kind == F32) return {reinterpret_cast<std::uint8_t*>(x), nullptr};
-    if (kind == BF16) {
-        kernels.to_bf16(parallel, x, reinterpret_cast<std::uint16_t*>(to.rows), rows, k);
-    } else {
-        kernels.quantize(parallel, x, reinterpret_cast<std::int8_t*>(to.rows), to.groups, rows, k);
-    }
-    return to;
-}
-
-void gather(const Parallel& parallel, Input from, Input to, const std::int32_t* order, int count, std::size_t bytes,
-            std::size_t groups) {
-    run_items(parallel, (count + CHUNK - 1) / CHUNK, [&](int index) {
-        for (int i = index * CHUNK; i < std::min(count, (index + 1) * CHUNK); ++i) {
-            const auto row = static_cast<std::size_t>(order[i]), at = static_cast<std::size_t>(i);
-            std::memcpy(to.rows + at * bytes, from.rows + row * bytes, bytes);
-            if (groups) {
-                std::memcpy(reinterpret_cast<std::uint8_t*>(to.groups) + at * groups,
-                            reinterpret_cast<const std::uint8_t*>(from.groups) + row * groups, groups);
-            }
-        }
-    });
+// Rows of x, `order` of them or the first ones, as the product wants them.
+void convert(const Kernels& kernels, const Parallel& parallel, WeightKind kind, const float* x,
+             const std::int32_t* order, const Input& to, int rows, int k) {
+    Prepare job{};
+    job.x = x;
+    job.gather = order;
+    job.kind = kind;
+    job.rows = rows;
+    job.width = k;
+    set_input(job, to);
+    kernels.prepare(parallel, job);
 }
 
 // Runs the items of a product on the thread that calls it.
@@ -154,8 +123,7 @@ void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const Gr
         gemm.kind = matrix.kind;
         gemm.zero_shift = matrix.zero_shift;
         gemm.weights = matrix.data + static_cast<std::size_t>(panel) * panel_bytes;
-        gemm.input = all.input.rows + row * input_bytes(matrix.kind, all.k);
-        if (is_quantised(matrix.kind)) gemm.groups = all.input.groups + row * static_cast<std::size_t>(all.k / GROUP);
+        set_input(gemm, rows_from(all.input, matrix.kind, static_cast<std::size_t>(all.k), row));
         gemm.rows = all.begins[e + 1] - all.begins[e];
         gemm.n = std::min(features - panel * wide, chunk * wide) * (gated ? 2 : 1);
         gemm.k = all.k;
@@ -200,17 +168,14 @@ void run_experts(const Kernels& kernels, Pool& pool, const Experts& experts, con
     const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
     sort_by_expert(experts, routed, memory);
     const int count = memory.begins[experts.gate_up.size()];
-    const Input own =
-        convert(kernels, parallel, up, const_cast<float*>(routed.x), memory.own, routed.rows, experts.width);
-    gather(parallel, own, memory.gathered, memory.order, count, input_bytes(up, experts.width),
-           group_bytes(up, experts.width));
+    convert(kernels, parallel, up, routed.x, memory.order, memory.gathered, count, experts.width);
     multiply_grouped(kernels, parallel,
                      {experts.gate_up, memory.begins, memory.gathered, memory.hidden, 2 * experts.features,
                       experts.width, experts.gate});
-    const Input activated = convert(kernels, parallel, down, memory.hidden, memory.activated, count, experts.features);
-    multiply_grouped(kernels, parallel,
-                     {experts.down, memory.begins, activated, memory.results, experts.width, experts.features,
-                      NO_GATE});
+    convert(kernels, parallel, down, memory.hidden, nullptr, memory.activated, count, experts.features);
+    multiply_grouped(
+        kernels, parallel,
+        {experts.down, memory.begins, memory.activated, memory.results, experts.width, experts.features, NO_GATE});
     combine(parallel, routed, memory, experts.width);
 }
 

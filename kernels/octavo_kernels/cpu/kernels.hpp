@@ -21,12 +21,27 @@ struct Parallel {
 // How weights lie in memory. A matrix [N, K] is cut into panels of 32 output features.
 //   F32:  panel [K][32] floats.
 //   BF16: panel [ceil(K / 2)][32][2] bfloat16.
-//   the others: panel [K / 32] records. A record is the quants, then 32 scales, then 32 minima where there are any.
-//   U8*: quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4).
-//   U4*: quants [8][16][4] bytes; output features 0..15 in the low nibbles, 16..31 in the high ones.
-//   Scales and minima are float16, or float32 (U8_FINE, U4_MIN_WIDE). U8_FINE has two scales a group: [2][32].
-// A weight is scale * (quant - zero) + minimum, with zero = 128 >> zero_shift, and no zero where there are minima.
-enum WeightKind : int32_t { F32, BF16, U8, U8_MIN, U8_FINE, U4, U4_MIN, U4_MIN_WIDE, WEIGHT_KINDS };
+//   U8*:  panel [K / 32] records. A record is the quants, then 32 scales, then 32 minima where there are any.
+//         quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4)
+//         Scales and minima are float16, those of U8_FINE float32; U8_FINE has two scales a group: [2][32].
+//         A weight is scale * (quant - zero) + minimum, with zero = 128 >> zero_shift, and no zero where there are
+//         minima.
+//   U4:   panel [chunks], each 32 float units, one of each output feature, then the records of its groups.
+//         quants [8][16][4] bytes; output features 0..15 in the low nibbles, 16..31 in the high ones
+//         then int16 [32][2]: step and middle.
+//         A weight is unit * (step * (quant - 8) + middle), the integer in the bracket at most MOST_UNITS.
+enum WeightKind : int32_t { F32, BF16, U8, U8_MIN, U8_FINE, U4, WEIGHT_KINDS };
+
+// Of U4 a chunk's products are added as integers of 32 bits: MOST_CHUNK_GROUPS * 32 * 127 * MOST_UNITS, with what
+// rounding adds, is less than 2^31.
+constexpr int MOST_CHUNK_GROUPS = 32;
+constexpr int MOST_UNITS = 127 * 128;
+
+// Groups of a chunk, of all but the last one: even, since tiles hold two. Static: every object has its own.
+__attribute__((always_inline)) static constexpr int chunk_groups(int groups) {
+    const int chunks = (groups + MOST_CHUNK_GROUPS - 1) / MOST_CHUNK_GROUPS;
+    return ((groups + chunks - 1) / chunks + 1) / 2 * 2;
+}
 
 // What a row's group of 32 activations, quantised to -127..127, has beside its bytes.
 struct QuantGroup {
@@ -34,6 +49,23 @@ struct QuantGroup {
     float scaled_sum;    // scale * sum of the quants
     int32_t offset;      // -128 * sum of the quants
     int32_t offset_low;  // the same of the first 16
+};
+
+// Activations of products with U4: integers of 15 bits with one scale a chunk, activation = scale * (low + 128 * high).
+// Most are at most 127, and high is 0: products with high are needed only where it is not.
+struct SplitGroup {
+    int32_t low_start, low_upper;    // -8 * sum and 65536 * sum of the group's low parts
+    int32_t high_start, high_upper;  // the same of the high ones
+};
+struct SplitChunk {
+    float scale;
+    uint32_t high;  // bit g: group g of the chunk has a high part that is not 0
+};
+struct SplitRows {
+    int8_t *low, *high;  // [rows, stride]; what follows the last row is readable up to a whole 64
+    int64_t stride;
+    SplitGroup* groups;  // [rows, K / 32]
+    SplitChunk* chunks;  // [rows, chunks]
 };
 
 // How the panels of a gated product are joined: 16 gate features of each, then their 16 up features.
@@ -53,9 +85,10 @@ struct Gemm {
     WeightKind kind;
     int zero_shift;
     const void* weights;
-    // F32: float [rows, K]; BF16: uint16_t [rows, K rounded up to 2]; otherwise int8_t [rows, K], with groups.
+    // F32: float [rows, K]; BF16: uint16_t [rows, K rounded up to 2]; U8*: int8_t [rows, K], with groups.
     const void* input;
     const QuantGroup* groups;  // [rows, K / 32]
+    SplitRows split;           // of U4
     int rows, n, k;
     Epilogue epilogue;
 };
@@ -80,6 +113,7 @@ struct Prepare {
     WeightKind kind;
     void* input;
     QuantGroup* groups;
+    SplitRows split;
     int rows, width;
 };
 
@@ -145,8 +179,8 @@ struct Attention {
     const int32_t* shared_tiles;
     int num_shared;
     int stored_partitions;  // of an item: all if split, otherwise the shared ones
-    bool split;          // partitions are computed on their own and merged afterwards: same numbers, more parallelism
-    int window;          // 0: all
+    bool split;  // partitions are computed on their own and merged afterwards: same numbers, more parallelism
+    int window;  // 0: all
     float scale, softcap;
     Cache cache;
     float* partials;  // [tiles, kv_heads, slices, stored_partitions, ATTENTION_ROWS, head_dim + 2]
@@ -212,8 +246,8 @@ struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
     void (*to_bf16)(const Parallel&, const float* x, uint16_t* out, int rows, int k);
-    void (*quantize)(const Parallel&, const float* x, int8_t* values, QuantGroup* groups, int rows, int k);
-    // Quantise one panel of float weights, values [32][k], into its records: U8 (zero 128) or U4_MIN.
+    // Quantise one panel of float weights, values [32][k], into records: U8 (zero 128), or U4 with
+    // 32 float16 scales and 32 float16 minima instead of steps and middles.
     void (*quantize_weights)(WeightKind kind, const float* values, int k, uint8_t* records);
     void (*prepare)(const Parallel&, const Prepare&);
     void (*rms_norm)(const Parallel&, const RmsNorm&);
@@ -226,8 +260,8 @@ struct Kernels {
     void (*attention)(const Parallel&, const Attention&);
     // maxima: [partitions][16], of every sixteenth logit of a partition.
     Scan (*scan_logits)(const float* logits, int count, float* maxima);
-    // Weights exp((logit - largest) * inverse_temperature), 0 where that is less than `least`, times WEIGHT_ONE and cut to
-    // integers. Returns their sum. weights: [count] or null; sums: [partitions] or null.
+    // Weights exp((logit - largest) * inverse_temperature), 0 where that is less than `least`, times WEIGHT_ONE and cut
+    // to integers. Returns their sum. weights: [count] or null; sums: [partitions] or null.
     int64_t (*weigh_logits)(const float* logits, int count, float largest, float inverse_temperature, float least,
                             int32_t* weights, int64_t* sums);
     // The logits of at least `limit` and their ids, in order; both have room for 15 more. Returns how many.

@@ -11,7 +11,7 @@ namespace {
 
 using OutBytes1 = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u8_min", "u8_fine", "u4", "u4_min", "u4_min_wide"};
+const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u8_min", "u8_fine", "u4"};
 
 }  // namespace
 
@@ -83,8 +83,14 @@ void quantize(Runner& runner, In2 x, nb::ndarray<std::int8_t, nb::ndim<2>, nb::c
     require_shape(values, "values", {rows, k});
     require_shape(groups, "groups", {rows, k / GROUP, 4});
     Call call(runner);
-    runner.kernels.quantize(call.parallel, x.data(), values.data(), reinterpret_cast<QuantGroup*>(groups.data()),
-                            static_cast<int>(rows), static_cast<int>(k));
+    Prepare job{};
+    job.x = x.data();
+    job.kind = U8;
+    job.input = values.data();
+    job.groups = reinterpret_cast<QuantGroup*>(groups.data());
+    job.rows = static_cast<int>(rows);
+    job.width = static_cast<int>(k);
+    runner.kernels.prepare(call.parallel, job);
 }
 
 }  // namespace

@@ -5,23 +5,21 @@
 #include <stdexcept>
 
 #include "blocks.hpp"
+#include "pack_split.hpp"
 
 namespace octavo {
 
 RecordShape record_shape(WeightKind kind) {
     switch (kind) {
-        case U8: return {1024, 1, false, false};
-        case U8_MIN: return {1024, 1, true, false};
-        case U8_FINE: return {1024, 2, false, true};
-        case U4: return {512, 1, false, false};
-        case U4_MIN: return {512, 1, true, false};
-        case U4_MIN_WIDE: return {512, 1, true, true};
-        default: throw std::invalid_argument("This kind of weight has no records.");
+        case U8: return {1, false, false};
+        case U8_MIN: return {1, true, false};
+        case U8_FINE: return {2, false, true};
+        default: throw std::invalid_argument("This kind of weight has no records of 8 bits.");
     }
 }
 
 std::size_t record_bytes(const RecordShape& shape) {
-    return shape.quant_bytes + static_cast<std::size_t>(shape.scales + shape.minima) * (shape.wide ? 128 : 64);
+    return U8_QUANT_BYTES + static_cast<std::size_t>(shape.scales + shape.minima) * (shape.wide ? 128 : 64);
 }
 
 namespace {
@@ -62,23 +60,11 @@ void write_scale(std::uint8_t* plane, int feature, bool wide, float value) {
 }
 
 void pack_group(const RecordShape& shape, const GroupCode& code, int feature, std::uint8_t* record) {
-    for (int i = 0; i < GROUP; ++i) {
-        if (shape.quant_bytes == 1024) {
-            record[i / 4 * 128 + feature * 4 + i % 4] = code.quants[i];
-        } else {
-            std::uint8_t& byte = record[i / 4 * 64 + feature % 16 * 4 + i % 4];
-            byte = static_cast<std::uint8_t>(byte | code.quants[i] << (feature < 16 ? 0 : 4));
-        }
-    }
+    for (int i = 0; i < GROUP; ++i) record[i / 4 * 128 + feature * 4 + i % 4] = code.quants[i];
     const std::size_t plane = shape.wide ? 128 : 64;
-    for (int s = 0; s < shape.scales; ++s) {
-        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(s) * plane, feature, shape.wide,
-                    code.scale[s]);
-    }
-    if (shape.minima) {
-        write_scale(record + shape.quant_bytes + static_cast<std::size_t>(shape.scales) * plane, feature, shape.wide,
-                    code.minimum);
-    }
+    std::uint8_t* factors = record + U8_QUANT_BYTES;
+    for (int s = 0; s < shape.scales; ++s, factors += plane) write_scale(factors, feature, shape.wide, code.scale[s]);
+    if (shape.minima) write_scale(factors, feature, shape.wide, code.minimum);
 }
 
 void pack_blocks(const Job& job, std::size_t panel) {
@@ -89,19 +75,48 @@ void pack_blocks(const Job& job, std::size_t panel) {
     for (int feature = 0; feature < PANEL; ++feature) {
         const std::uint8_t* row = source_row(job, panel * PANEL + static_cast<std::size_t>(feature));
         if (row == nullptr) continue;
-        for (std::size_t g = 0; g < groups; ++g)
-            pack_group(shape, job.reader(row, g), feature, records + g * bytes);
+        for (std::size_t g = 0; g < groups; ++g) pack_group(shape, job.reader(row, g), feature, records + g * bytes);
     }
 }
 
-void quantise_panel(const Job& job, std::size_t panel) {
-    std::vector<float> values(PANEL * job.k);  // zero where there is no source
+void pack_split_blocks(const Job& job, std::size_t panel) {
+    SplitPanel split(job.k / GROUP, job.out + panel * packed_bytes(U4, PANEL, job.k));
+    const float zero = job.packing.zero_shift == 0 ? 0.0f : static_cast<float>(128 >> job.packing.zero_shift);
+    for (std::size_t feature = 0; feature < PANEL; ++feature) {
+        const std::uint8_t* row = source_row(job, panel * PANEL + feature);
+        if (row == nullptr) continue;
+        for (std::size_t g = 0; g < job.k / GROUP; ++g) {
+            const GroupCode code = job.reader(row, g);
+            split.set_quants(g, feature, code.quants);
+            split.set_factors(g, feature, code.scale[0], code.minimum - zero * code.scale[0]);
+        }
+    }
+    split.finish();
+}
+
+// The values of a panel of floats, zero where there is no source.
+std::vector<float> read_panel(const Job& job, std::size_t panel) {
+    std::vector<float> values(PANEL * job.k);
     for (std::size_t feature = 0; feature < PANEL; ++feature) {
         const std::uint8_t* row = source_row(job, panel * PANEL + feature);
         if (row != nullptr) read_floats(job.source, row, job.k, values.data() + feature * job.k);
     }
-    std::uint8_t* records = job.out + panel * (job.k / GROUP) * record_bytes(record_shape(job.packing.kind));
-    job.kernels.quantize_weights(job.packing.kind, values.data(), static_cast<int>(job.k), records);
+    return values;
+}
+
+void quantise_panel(const Job& job, std::size_t panel) {
+    const std::vector<float> values = read_panel(job, panel);
+    std::uint8_t* out = job.out + panel * packed_bytes(job.packing.kind, PANEL, job.k);
+    if (job.packing.kind == U8) {
+        job.kernels.quantize_weights(U8, values.data(), static_cast<int>(job.k), out);
+        return;
+    }
+    const std::size_t groups = job.k / GROUP;
+    std::vector<std::uint8_t> records(groups * SPLIT_RECORD_BYTES);
+    job.kernels.quantize_weights(U4, values.data(), static_cast<int>(job.k), records.data());
+    SplitPanel split(groups, out);
+    for (std::size_t g = 0; g < groups; ++g) split.take_record(g, records.data() + g * SPLIT_RECORD_BYTES);
+    split.finish();
 }
 
 void pack_float_panel(const Job& job, std::size_t panel) {
@@ -131,6 +146,7 @@ std::size_t packed_bytes(WeightKind kind, std::size_t n, std::size_t k) {
     const std::size_t panels = (n + PANEL - 1) / PANEL;
     if (kind == F32) return panels * k * PANEL * 4;
     if (kind == BF16) return panels * ((k + 1) / 2) * PANEL * 4;
+    if (kind == U4) return panels * split_panel_bytes(k / GROUP);
     return panels * (k / GROUP) * record_bytes(record_shape(kind));
 }
 
@@ -141,12 +157,12 @@ Packing choose_packing(const std::string& source, const std::string& target) {
         if (wanted == "F32") return {F32, 0};
         if (wanted == "BF16") return {BF16, 0};
         if (wanted == "INT8" || wanted == "Q8_0") return {U8, 0};
-        if (wanted == "INT4") return {U4_MIN, 0};
+        if (wanted == "INT4") return {U4, 0};
         if (wanted == "Q4_0") return {U4, 4};
-        if (wanted == "Q4_1") return {U4_MIN, 0};
+        if (wanted == "Q4_1") return {U4, 0};
         if (wanted == "Q5_0") return {U8, 3};
         if (wanted == "Q5_1") return {U8_MIN, 0};
-        if (wanted == "Q4_K") return {U4_MIN_WIDE, 0};
+        if (wanted == "Q4_K") return {U4, 0};
         if (wanted == "Q6_K") return {U8_FINE, 2};
     }
     throw std::invalid_argument(
@@ -169,6 +185,8 @@ void pack(const Kernels& kernels, const Parallel& parallel, const std::string& s
             pack_float_panel(all, static_cast<std::size_t>(panel));
         } else if (all.reader == nullptr) {
             quantise_panel(all, static_cast<std::size_t>(panel));
+        } else if (all.packing.kind == U4) {
+            pack_split_blocks(all, static_cast<std::size_t>(panel));
         } else {
             pack_blocks(all, static_cast<std::size_t>(panel));
         }

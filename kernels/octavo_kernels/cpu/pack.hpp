@@ -21,12 +21,13 @@ struct Plane {
     std::size_t rows, row_bytes;
 };
 
-// What a record holds: quants, then planes of 32 scales, then a plane of minima; in float32 if `wide`, else float16.
+// What a record of 8 bits holds: quants, then planes of 32 scales, then a plane of minima; in float32 if `wide`, else
+// float16.
 struct RecordShape {
-    std::size_t quant_bytes;
     int scales;
     bool minima, wide;
 };
+constexpr std::size_t U8_QUANT_BYTES = 1024;
 RecordShape record_shape(WeightKind kind);
 std::size_t record_bytes(const RecordShape& shape);
 

@@ -1,12 +1,14 @@
 #include "product.hpp"
 
+#include "input.hpp"
+
 namespace octavo {
 
 void multiply(Runner& runner, const Matrix& matrix, const InputRows& rows, Gate gate, const float* residual,
               float* out) {
     if (rows.count == 0) return;
     const Parallel parallel = runner.pool.parallel();
-    const std::size_t values = static_cast<std::size_t>(rows.count) * static_cast<std::size_t>(matrix.k);
+    const auto count = static_cast<std::size_t>(rows.count), k = static_cast<std::size_t>(matrix.k);
     Gemm gemm{};
     gemm.kind = matrix.kind;
     gemm.zero_shift = matrix.zero_shift;
@@ -18,20 +20,19 @@ void multiply(Runner& runner, const Matrix& matrix, const InputRows& rows, Gate 
     if (matrix.kind == F32 && rows.norm.weight == nullptr && rows.gather == nullptr && rows.x != out) {
         gemm.input = rows.x;
     } else {
-        // Of bfloat16 an odd k is padded.
-        const std::size_t bytes = matrix.kind == F32    ? values * 4
-                                  : matrix.kind == BF16 ? (values + static_cast<std::size_t>(rows.count)) * 2
-                                                        : values;
-        void* input = runner.pool.workspace(Pool::INPUT, bytes);
-        const bool quantised = matrix.kind != F32 && matrix.kind != BF16;
-        auto* groups =
-            quantised ? static_cast<QuantGroup*>(
-                            runner.pool.workspace(Pool::INPUT_GROUPS, values / GROUP * sizeof(QuantGroup)))
-                      : nullptr;
-        runner.kernels.prepare(parallel, {rows.x, rows.gather, rows.norm.weight, rows.norm.eps, matrix.kind, input,
-                                          groups, rows.count, matrix.k});
-        gemm.input = input;
-        gemm.groups = groups;
+        void* memory = runner.pool.workspace(Pool::INPUT, input_bytes(matrix.kind, count, k));
+        const Input input = input_at(matrix.kind, count, k, static_cast<std::uint8_t*>(memory));
+        Prepare job{};
+        job.x = rows.x;
+        job.gather = rows.gather;
+        job.norm = rows.norm.weight;
+        job.eps = rows.norm.eps;
+        job.kind = matrix.kind;
+        job.rows = rows.count;
+        job.width = matrix.k;
+        set_input(job, input);
+        runner.kernels.prepare(parallel, job);
+        set_input(gemm, input);
     }
     runner.kernels.gemm(parallel, gemm);
 }

@@ -4,6 +4,7 @@
 
 #include "blocks.hpp"
 #include "pack.hpp"
+#include "pack_split.hpp"
 
 namespace octavo {
 namespace {
@@ -22,19 +23,28 @@ float factor_at(const std::uint8_t* plane, std::size_t feature, bool wide) {
 void unpack_record(const RecordShape& shape, int zero, const std::uint8_t* record, std::size_t feature, float scale,
                    float* out) {
     const std::size_t plane = shape.wide ? 128 : 64;
-    const std::uint8_t* factors = record + shape.quant_bytes;
+    const std::uint8_t* factors = record + U8_QUANT_BYTES;
     const float minimum =
         shape.minima ? factor_at(factors + static_cast<std::size_t>(shape.scales) * plane, feature, shape.wide) : 0.0f;
-    const bool nibbles = shape.quant_bytes == 512;
-    const std::uint8_t* quants = record + (nibbles ? feature % 16 * 4 : feature * 4);
+    const std::uint8_t* quants = record + feature * 4;
     for (int part = 0; part < shape.scales; ++part) {
         const float factor = factor_at(factors + static_cast<std::size_t>(part) * plane, feature, shape.wide);
         for (int i = part * GROUP / shape.scales; i < (part + 1) * GROUP / shape.scales; ++i) {
-            int quant = quants[i / 4 * (nibbles ? 64 : 128) + i % 4];
-            if (nibbles) quant = feature < 16 ? quant & 15 : quant >> 4;
-            const float value = factor * static_cast<float>(quant - zero);
+            const float value = factor * static_cast<float>(quants[i / 4 * 128 + i % 4] - zero);
             out[i] = (shape.minima ? value + minimum : value) * scale;
         }
+    }
+}
+
+void unpack_split_group(const std::uint8_t* panel, SplitPlace place, std::size_t feature, float scale, float* out) {
+    float unit;
+    std::int16_t factors[2];  // step and middle
+    std::memcpy(&unit, panel + place.units + feature * 4, 4);
+    std::memcpy(factors, panel + place.record + SPLIT_QUANT_BYTES + feature * 4, 4);
+    const std::uint8_t* quants = panel + place.record + feature % 16 * 4;
+    for (int i = 0; i < GROUP; ++i) {
+        const int both = quants[i / 4 * 64 + i % 4], quant = feature < 16 ? both & 15 : both >> 4;
+        out[i] = unit * static_cast<float>(factors[0] * (quant - 8) + factors[1]) * scale;
     }
 }
 
@@ -60,8 +70,15 @@ void unpack_row(WeightKind kind, int zero_shift, const std::uint8_t* data, std::
         }
         return;
     }
+    const std::size_t groups = k / GROUP;
+    if (kind == U4) {
+        const std::uint8_t* from = data + panel * split_panel_bytes(groups);
+        for (std::size_t g = 0; g < groups; ++g)
+            unpack_split_group(from, split_place(g, groups), feature, scale, out + g * GROUP);
+        return;
+    }
     const RecordShape shape = record_shape(kind);
-    const std::size_t bytes = record_bytes(shape), groups = k / GROUP;
+    const std::size_t bytes = record_bytes(shape);
     const int zero = shape.minima ? 0 : 128 >> zero_shift;
     for (std::size_t g = 0; g < groups; ++g) {
         unpack_record(shape, zero, data + (panel * groups + g) * bytes, feature, scale, out + g * GROUP);

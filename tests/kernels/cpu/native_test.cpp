@@ -13,6 +13,7 @@
 
 #include "adapters.hpp"
 #include "experts.hpp"
+#include "input.hpp"
 #include "isa.hpp"
 #include "pack.hpp"
 #include "pool.hpp"
@@ -53,29 +54,20 @@ struct Setting {
     Pool& pool;
 };
 
-// Inputs as the kind wants them.
-struct Input {
-    std::vector<std::uint16_t> bf16;
-    std::vector<std::int8_t> values;
-    std::vector<QuantGroup> groups;
-};
-
 void multiply(const Setting& s, Gemm gemm, const std::vector<float>& x) {
-    Input input;
     const auto rows = static_cast<std::size_t>(gemm.rows), k = static_cast<std::size_t>(gemm.k);
-    if (gemm.kind == F32) {
-        gemm.input = x.data();
-    } else if (gemm.kind == BF16) {
-        input.bf16.resize(rows * ((k + 1) / 2 * 2));
-        s.kernels.to_bf16(s.pool.parallel(), x.data(), input.bf16.data(), gemm.rows, gemm.k);
-        gemm.input = input.bf16.data();
-    } else {
-        input.values.resize(rows * k);
-        input.groups.resize(rows * k / GROUP);
-        s.kernels.quantize(s.pool.parallel(), x.data(), input.values.data(), input.groups.data(), gemm.rows, gemm.k);
-        gemm.input = input.values.data();
-        gemm.groups = input.groups.data();
-    }
+    const std::size_t bytes = input_bytes(gemm.kind, rows, k);
+    const std::unique_ptr<std::uint8_t, decltype(&std::free)> memory(
+        static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)), &std::free);
+    const Input input = input_at(gemm.kind, rows, k, memory.get());
+    Prepare job{};
+    job.x = x.data();
+    job.kind = gemm.kind;
+    job.rows = gemm.rows;
+    job.width = gemm.k;
+    set_input(job, input);
+    s.kernels.prepare(s.pool.parallel(), job);
+    set_input(gemm, input);
     s.kernels.gemm(s.pool.parallel(), gemm);
 }
 
@@ -96,6 +88,7 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
               packed.data(),
               nullptr,
               nullptr,
+              {},
               rows,
               n,
               k,
@@ -130,6 +123,7 @@ void check_file_formats(const Setting& s) {
                   packed.data(),
                   nullptr,
                   nullptr,
+                  {},
                   7,
                   2 * n,
                   k,
@@ -208,26 +202,11 @@ void check_attention(const Setting& s, CacheKind kind, std::vector<int> lengths,
     std::vector<float> scratch(static_cast<std::size_t>(s.pool.threads() * stride));
     std::vector<float> partials(tiles.size() *
                                 static_cast<std::size_t>(kv_heads * slices * parts * ATTENTION_ROWS * (d + 2)));
-    Attention job{q_all.data(),
-                  out.data(),
-                  positions.data(),
-                  contexts.data(),
-                  tables.data(),
-                  width,
-                  tiles.data(),
-                  static_cast<int>(tiles.size()),
-                  heads,
-                  nullptr,
-                  nullptr,
-                  0,
-                  parts,
-                  false,
-                  window,
-                  0.25f,
-                  0.0f,
-                  cache,
-                  nullptr,
-                  scratch.data(),
+    Attention job{q_all.data(),  out.data(), positions.data(), contexts.data(),
+                  tables.data(), width,      tiles.data(),     static_cast<int>(tiles.size()),
+                  heads,         nullptr,    nullptr,          0,
+                  parts,         false,      window,           0.25f,
+                  0.0f,          cache,      nullptr,          scratch.data(),
                   stride};
     s.kernels.attention(s.pool.parallel(), job);
     job.out = again.data();
@@ -336,8 +315,8 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
                                   dot(&x[row * width], &ups[e].weights[(features + f) * width], width));
             }
             for (std::size_t i = 0; i < width; ++i) {
-                wanted[i] += double(weights[row * top_k + j]) *
-                             dot(hidden.data(), &downs[e].weights[i * features], features);
+                wanted[i] +=
+                    double(weights[row * top_k + j]) * dot(hidden.data(), &downs[e].weights[i * features], features);
             }
         }
         require(std::fabs(shares - 1) < 1e-5, s.kernels.name, "the router's choice");

@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool, Weight, linear, plan_packing, quantize
 from octavo_kernels.cpu.weights import pack
-from tests.kernels.cpu.weight_samples import FLOATS, GGUF_KINDS, QUANTISED, sample, unit
+from tests.kernels.cpu.weight_samples import (
+    FLOATS,
+    FOUR_BITS,
+    GGUF_KINDS,
+    QUANTISED,
+    as_in_file,
+    chunks,
+    four_bit_weights,
+    packed,
+    read_chunks,
+    sample,
+    unit,
+)
 
 ROWS = (1, 2, 3, 5, 7, 8, 9, 70)
 
@@ -34,13 +46,16 @@ def weight_of(pool: Pool, kind: str, n: int, k: int) -> tuple[Weight, NDArray[np
 
 
 def as_computed(kind: str, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what the kernel makes of its input: bfloat16, or groups of 32 in 8 bits."""
+    """Return what the kernel makes of its input: bfloat16, groups of 32 in 8 bits, or chunks in 15."""
     if kind == "F32":
         return x.astype(np.float64)
     if kind == "BF16":
         bits = x.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
         return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    if kind in FOUR_BITS:
+        integers, units = split(x)
+        return integers * np.repeat(units, [32 * count for count in chunks(x.shape[1])], axis=1).astype(np.float64)
     values, scales = quantised(x)
     return (values * scales[..., None].astype(np.float64)).reshape(x.shape)
 
@@ -52,6 +67,30 @@ def quantised(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.f
         inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     inverse[np.isinf(inverse)] = 0
     return np.rint(groups * inverse[..., None]), largest / np.float32(127)
+
+
+def split(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return activations as integers of 15 bits [rows, k], and their scales [rows, chunks].
+
+    Eight times the mean magnitude, which is added as 16 lanes add it, is 127.
+    """
+    integers, scales, at = [], [], 0
+    for count in chunks(x.shape[1]):
+        values = x[:, at : at + 32 * count]
+        at += 32 * count
+        lanes = np.zeros((len(x), 16), np.float32)
+        for i in range(0, values.shape[1], 16):
+            lanes += np.abs(values[:, i : i + 16])
+        for half in (8, 4, 2, 1):
+            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+        usual = lanes[:, 0] / np.float32(values.shape[1] * 127 / 8)
+        scale = np.maximum(usual, np.abs(values).max(1) / np.float32(127 * 128 + 63))
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.float32(1) / scale
+        inverse[np.isinf(inverse)] = 0
+        integers.append(np.rint(values * inverse[:, None]).astype(np.int64))
+        scales.append(scale)
+    return np.concatenate(integers, axis=1), np.stack(scales, axis=1)
 
 
 def close(result: NDArray[np.float32], wanted: NDArray[np.float64], terms: NDArray[np.float64]) -> bool:
@@ -71,6 +110,56 @@ def test_a_product_is_that_of_the_weights_as_stored(pool: Pool, kind: str, n: in
         if kind in GGUF_KINDS or kind == "INT4":
             terms = terms + np.abs(used).sum(1, keepdims=True)  # offsets and minima cancel
         assert close(product(pool, x, weight), used @ meaning.astype(np.float64).T, terms)
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS)
+@pytest.mark.parametrize("blocks", [1, 3, 5, 40])
+def test_products_of_four_bits_are_exact_up_to_one_rounding_a_chunk(pool: Pool, kind: str, blocks: int) -> None:
+    """Also with activations so far from each other that many need more than 8 bits."""
+    k = unit(kind) * blocks
+    source, target, plane, _ = sample(kind, 40, k)
+    units, steps, middles, quants = read_chunks(packed(source, plane, k, target), k)
+    weights = (steps * (quants - 8) + middles).reshape(-1, k)[:40]
+    weight = pack(pool, source, [plane], k, target)
+    for rows in (1, 7, 40):
+        x = np.random.default_rng(rows).standard_t(2, (rows, k)).astype(np.float32)
+        integers, scales = split(x)
+        high = np.where(np.abs(integers) > 127, (integers + 64) >> 7, 0)
+        wanted, at = np.zeros((rows, 40), np.float32), 0
+        for chunk, count in enumerate(chunks(k)):
+            cut = slice(at, at + 32 * count)
+            low_sum = ((integers - 128 * high)[:, cut] @ weights[:, cut].T).astype(np.float32)
+            high_sum = (high[:, cut] @ weights[:, cut].T).astype(np.float32)
+            whole = (128 * high_sum.astype(np.float64) + low_sum).astype(np.float32)
+            factors = units[:40, at // 32, 0][None] * scales[:, chunk, None]
+            wanted = (factors.astype(np.float64) * whole + wanted).astype(np.float32)
+            at += 32 * count
+        assert rows < 40 or (np.abs(integers) > 127).any()
+        np.testing.assert_allclose(product(pool, x, weight), wanted, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS[:3])
+def test_four_bits_of_a_file_are_whole_steps_of_a_small_unit(kind: str) -> None:
+    k = unit(kind) * (2048 // unit(kind))
+    _, _, plane, stored = sample(kind, 40, k)
+    meaning = as_in_file(kind, plane, k)
+    assert np.abs(stored - meaning).max() < 3e-4 * np.abs(meaning).max()
+
+
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_sums_of_four_bits_at_their_extremes_do_not_overflow(pool: Pool, rows: int) -> None:
+    """The longest chunk, its largest weights, and activations of the largest low and high parts."""
+    k = 1024
+    plane = np.zeros((32, k // 32, 20), dtype=np.uint8)
+    plane[:, :, :4] = np.array([-1.0, 7.5], dtype=np.float16).view(np.uint8)
+    plane[:16, :, 4:] = 0xFF  # -7.5, and 7.5 below
+    weight = pack(pool, "Q4_1", [plane.reshape(32, -1)], k)
+    stored = four_bit_weights(packed("Q4_1", plane.reshape(32, -1), k), k)
+    for value in (1.0, -1.0):
+        x = np.full((rows, k), value, dtype=np.float32)
+        for small in (1, 0.12, 1e-4):
+            x[:, ::2] = value * small
+            np.testing.assert_allclose(product(pool, x, weight), as_computed("Q4_1", x) @ stored.T, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", FLOATS)
@@ -155,9 +244,10 @@ def test_nibbles_at_their_extremes_do_not_saturate(pool: Pool, rows: int) -> Non
     plane[:16, :, 2:] = 0xFF  # 7, and -8 below
     x = np.full((rows, k), 127.0, dtype=np.float32)
     x[1::2] = -127.0
-    wanted = np.repeat(np.array([7.0, -8.0], dtype=np.float32), 16) * np.float32(127 * k)
-    signs = np.where(np.arange(rows) % 2, -1, 1).astype(np.float32)[:, None]
-    assert np.array_equal(product(pool, x, pack(pool, "Q4_0", [plane.reshape(32, -1)], k)), signs * wanted)
+    x[:, ::16] *= 8  # the others then are 127 of their scale
+    plane = plane.reshape(32, -1)
+    wanted = as_computed("Q4_0", x) @ four_bit_weights(packed("Q4_0", plane, k), k).T
+    np.testing.assert_allclose(product(pool, x, pack(pool, "Q4_0", [plane], k)), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])

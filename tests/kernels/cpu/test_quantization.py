@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool
-from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_records, sample
+from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_chunks, read_records, sample
 
 _RNG = np.random.default_rng(0)
 _SHAPE = (64, 2048)
@@ -43,12 +43,13 @@ def test_int4_errs_a_tenth_less_than_scales_from_the_ends(name: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_0"])
 def test_int4_of_weights_that_had_four_bits_is_those_weights(kind: str) -> None:
     weights = sample(kind, 40, 512)[3]
-    np.testing.assert_allclose(as_quantised("INT4", weights), weights, rtol=0, atol=1.5e-4)
+    np.testing.assert_allclose(as_quantised("INT4", weights), weights, rtol=0, atol=3e-4)
 
 
-def test_int4_of_q4_1_as_files_have_it_is_exact() -> None:
+def test_int4_of_q4_1_as_files_have_it_is_those_weights() -> None:
     weights = from_the_ends(_RANDOM["gaussian"])
-    assert np.array_equal(as_quantised("INT4", weights), weights)
+    unit = np.abs(weights).max() / (127 * 128)
+    assert np.abs(as_quantised("INT4", weights) - weights).max() < 5 * unit
 
 
 def test_int8_has_its_largest_magnitude_at_127() -> None:
@@ -80,14 +81,16 @@ def test_every_variant_packs_the_same_bytes(
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.375, 1e-6, 60000.0])
 def test_int4_of_equal_weights_is_their_value_in_half_precision(value: float) -> None:
     weights = np.full((3, 64), value, np.float32)
-    assert np.array_equal(as_quantised("INT4", weights), weights.astype(np.float16).astype(np.float32))
+    stored = as_quantised("INT4", weights)
+    np.testing.assert_allclose(stored, weights.astype(np.float16).astype(np.float32), rtol=5e-5)
+    assert (stored == stored[0, 0]).all()
 
 
-@pytest.mark.parametrize("kind", ["INT8", "INT4"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_not_hidden(kind: str, poison: float) -> None:
+def test_what_is_not_finite_is_not_hidden(poison: float) -> None:
     weights = _RANDOM["gaussian"][:33, :96].copy()
     weights[17, 40] = poison
-    _, scales, _ = read_records(packed_bytes(kind, weights), 96, kind)
-    spoilt = np.argwhere(~np.isfinite(scales[..., 0])).tolist()
-    assert spoilt == [[17, 1]]
+    _, scales = read_records(packed_bytes("INT8", weights), 96)
+    assert np.argwhere(~np.isfinite(scales[..., 0])).tolist() == [[17, 1]]
+    units = read_chunks(packed_bytes("INT4", weights), 96)[0]
+    assert np.unique(np.argwhere(~np.isfinite(units[..., 0]))[:, 0]).tolist() == [17]

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from octavo_kernels.cpu._native import CacheLayout, Pool, embed, linear, quantize, rms_norm, rope_and_cache, silu_mul
+from octavo_kernels.cpu._native import CacheLayout, Pool, embed, linear, rms_norm, rope_and_cache, silu_mul
 from octavo_kernels.cpu.weights import pack
 from octavo_kernels.reference import rms_norm as reference_norm
 from octavo_kernels.reference import rope as reference_rope
 from octavo_kernels.reference import silu_mul as reference_silu_mul
+from tests.kernels.cpu.test_linear import as_computed
 from tests.kernels.cpu.weight_samples import QUANTISED, sample, unit
 
 Floats = NDArray[np.float32]
@@ -22,13 +23,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def floats(rng: np.random.Generator, *shape: int) -> Floats:
     return rng.standard_normal(shape, dtype=np.float32)
-
-
-def in_8_bits(pool: Pool, x: Floats) -> NDArray[np.float64]:
-    values, groups = np.empty(x.shape, np.int8), np.empty((len(x), x.shape[1] // 32, 4), np.int32)
-    quantize(pool, x, values, groups)
-    scales = groups[..., :1].copy().view(np.float32).astype(np.float64)
-    return (values.reshape(len(x), -1, 32) * scales).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -42,7 +36,7 @@ def test_quantised_products(pool: Pool, kind: str, rows: int, n: int, blocks: in
     x, bias, residual = floats(rng, rows, k), floats(rng, len(meaning)), floats(rng, rows, n)
     out = np.full((rows, n), np.nan, np.float32)
     linear(pool, x, pack(pool, source, planes, k, target, gate_up=gated), out, residual, bias)
-    products = in_8_bits(pool, x) @ meaning.astype(np.float64).T + bias
+    products = as_computed(kind, x) @ meaning.astype(np.float64).T + bias
     size = 1 + np.abs(products).max()
     if gated:
         gate, up = products[:, :n], products[:, n:]

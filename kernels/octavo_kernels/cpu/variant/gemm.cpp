@@ -4,7 +4,8 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-constexpr int ROW_STEP = 24;  // a multiple of every tile's rows
+constexpr int ROW_STEP = 24;  // a multiple of every tile's rows but those of U4 on AMX
+constexpr int SPLIT_STEP = 32;
 
 struct GemmJob {
     const Gemm* gemm;
@@ -25,27 +26,39 @@ void run_item(void* job_pointer, int index, int) {
     multiply_block(*job.gemm, block);
 }
 
-int row_bytes(const Gemm& gemm) { return gemm.k * (gemm.kind == F32 ? 4 : gemm.kind == BF16 ? 2 : 1); }
+int row_bytes(const Gemm& gemm) {
+    return gemm.k * (gemm.kind == F32 ? 4 : gemm.kind == BF16 || gemm.kind == U4 ? 2 : 1);
+}
+
+// Rows of a block: it stays in the core's own cache while the panels pass.
+int most_rows(const Gemm& gemm) {
+    int bytes = 256 << 10, most = 192;
+#if defined(__AMX_TILE__)
+    // Weights are unpacked once for all the rows; these cores have 2 MiB.
+    if (gemm.kind == U4) bytes = 1 << 20, most = MOST_BLOCK_ROWS;
+#endif
+    const int rows = bytes / row_bytes(gemm);
+    return rows < 2 * ROW_STEP ? 2 * ROW_STEP : rows < most ? rows : most;
+}
 
 }  // namespace
 
 void multiply_block(const Gemm& gemm, const Block& block) {
 #if defined(__AMX_TILE__)
     if (gemm.kind == BF16) return multiply_bf16_amx(gemm, block);
-    if (gemm.kind != F32 && block.end_row - block.row >= AMX_QUANT_ROWS) return multiply_quantised_amx(gemm, block);
+    if (gemm.kind == U4 && block.end_row - block.row >= AMX_SPLIT_ROWS) return multiply_split_amx(gemm, block);
+    if (gemm.kind != F32 && gemm.kind != U4 && block.end_row - block.row >= AMX_QUANT_ROWS)
+        return multiply_quantised_amx(gemm, block);
 #endif
     if (gemm.kind == F32 || gemm.kind == BF16) return multiply_float(gemm, block);
-    multiply_quantised(gemm, block);
+    gemm.kind == U4 ? multiply_split(gemm, block) : multiply_quantised(gemm, block);
 }
 
 void gemm(const Parallel& parallel, const Gemm& gemm) {
     GemmJob job{&gemm, 0, 0, 0, divide_up(gemm.n, PANEL), parallel.threads};
-    // A block of rows stays in the core's own cache (256 KiB of it) while the panels pass.
-    int most = (256 << 10) / row_bytes(gemm);
-    if (most < 2 * ROW_STEP) most = 2 * ROW_STEP;
-    if (most > MOST_BLOCK_ROWS) most = MOST_BLOCK_ROWS;
-    const int blocks = divide_up(gemm.rows, most / ROW_STEP * ROW_STEP);
-    job.block_rows = divide_up(divide_up(gemm.rows, blocks), ROW_STEP) * ROW_STEP;
+    const int step = gemm.kind == U4 ? SPLIT_STEP : ROW_STEP;
+    const int blocks = divide_up(gemm.rows, most_rows(gemm) / step * step);
+    job.block_rows = divide_up(divide_up(gemm.rows, blocks), step) * step;
     job.row_blocks = divide_up(gemm.rows, job.block_rows);
     job.chunk_panels = job.panels / (parallel.threads * 8);
     if (job.chunk_panels < 1) job.chunk_panels = 1;

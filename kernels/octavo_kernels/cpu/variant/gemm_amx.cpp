@@ -4,35 +4,12 @@
 // registers, where they are scaled and added as in every other variant. While the vector units work on one group, the
 // tile unit multiplies the next. Next to tile instructions only one of the two units for 512-bit floats works (measured
 // on Sapphire Rapids' successors), so floats are what is scarce: integers are made floats by an integer addition.
-#include "gemm.hpp"
+#include "amx.hpp"
 #include "quant_format.hpp"
 
 #if defined(__AMX_TILE__)
 namespace octavo::OCTAVO_VARIANT {
 namespace {
-
-// What ldtilecfg reads.
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    void set(int tile, int tile_rows, int bytes) {
-        rows[tile] = static_cast<uint8_t>(tile_rows);
-        row_bytes[tile] = static_cast<uint16_t>(bytes);
-    }
-};
-
-// The shapes of the tile registers, as long as this lives.
-struct Tiles {
-    explicit Tiles(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
-    ~Tiles() { _tile_release(); }
-    Tiles(const Tiles&) = delete;
-    Tiles& operator=(const Tiles&) = delete;
-};
-
-// The compiler does not know that tile instructions read memory.
-INLINE void written() { asm volatile("" ::: "memory"); }
 
 constexpr int QUANT_TILE_ROWS = 12;  // 2 * 12 sums leave vector registers for the rest
 constexpr int STAGED_GROUPS = 12;    // of a panel at most, so that they stay in the first-level cache
@@ -52,16 +29,9 @@ INLINE void stage(const uint8_t* record, __m512i zeros, Staged<GROUP / Format<KI
     constexpr int STEPS = 8 / Of::parts;
     UNROLLED(part, Of::parts) {
         UNROLLED(step, STEPS) {
-            I low, high;
-            if constexpr (Of::nibbles) {
-                const I both = load_int(record + step * 64);
-                low = low_nibbles(both), high = high_nibbles(both);
-            } else {
-                const uint8_t* at = record + (part * STEPS + step) * 128;
-                low = load_int(at), high = load_int(at + 64);
-            }
-            _mm512_store_si512(staged[part].quants[step][0], _mm512_sub_epi8(low, zeros));
-            _mm512_store_si512(staged[part].quants[step][16], _mm512_sub_epi8(high, zeros));
+            const uint8_t* at = record + (part * STEPS + step) * 128;
+            _mm512_store_si512(staged[part].quants[step][0], _mm512_sub_epi8(load_int(at), zeros));
+            _mm512_store_si512(staged[part].quants[step][16], _mm512_sub_epi8(load_int(at + 64), zeros));
         }
         for (int column = 0; column < PANEL; column += 16) {
             const F scale = Of::load_plane(record, part, column);
@@ -80,18 +50,8 @@ struct Rows {
     int64_t groups_stride;
 };
 
-// Touches the weights that come next, a few lines at a time.
-struct Prefetch {
-    const char* at;
-    const char* end;
-    int lines;  // each time
-
-    INLINE void some(Prefetch& p) {
-        for (int i = 0; i < p.lines && p.at < p.end; ++i, p.at += 64) _mm_prefetch(p.at, _MM_HINT_T1);
-    }
-};
-
-// Registers 0 to 3 are sums, in pairs that take turns: one is multiplied while the other is stored. 4: rows; 6, 7: weights.
+// Registers 0 to 3 are sums, in pairs that take turns: one is multiplied while the other is stored. 4: rows; 6, 7:
+// weights.
 INLINE TileShapes quant_shapes(int rows, int part) {
     TileShapes shapes;
     for (int tile = 0; tile < 4; ++tile) shapes.set(tile, rows, 64);
@@ -168,8 +128,8 @@ INLINE void add_part(F (&sum)[ROWS][2], const int32_t* dots, const Staged<PART>&
     }
 }
 
-// sums [ROWS][32] += staged parts times rows. Three things at a time, so that none waits for the one before it: part p is
-// multiplied, part p - 1 stored, and part p - 2 added.
+// sums [ROWS][32] += staged parts times rows. Three things at a time, so that none waits for the one before it: part p
+// is multiplied, part p - 1 stored, and part p - 2 added.
 template <bool WIDE, bool MINIMA, int PART, int ROWS>
 void add_parts(const Rows& rows, const Staged<PART>* staged, int parts, float* sums, Prefetch& prefetch) {
     alignas(64) int32_t dots[2][ROWS * PANEL];
@@ -335,9 +295,6 @@ void multiply_quantised_amx(const Gemm& gemm, const Block& block) {
         case U8: return run<U8>(gemm, block);
         case U8_MIN: return run<U8_MIN>(gemm, block);
         case U8_FINE: return run<U8_FINE>(gemm, block);
-        case U4: return run<U4>(gemm, block);
-        case U4_MIN: return run<U4_MIN>(gemm, block);
-        case U4_MIN_WIDE: return run<U4_MIN_WIDE>(gemm, block);
         default: return;
     }
 }

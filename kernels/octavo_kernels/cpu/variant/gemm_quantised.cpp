@@ -1,4 +1,4 @@
-// Products of quantised weights and quantised activations. Within a group of 32 the sum is an exact integer; groups are
+// Products of weights and activations of 8 bits. Within a group of 32 the sum is an exact integer; groups are
 // added in order, each with one fused multiply-add: the same bits in every variant.
 #include "gemm.hpp"
 #include "quant_format.hpp"
@@ -6,26 +6,9 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-// Four input features of each output feature: those of `step` for 16 * VECTORS features from `column` on.
-template <WeightKind KIND, int VECTORS>
-INLINE void load_quants(const uint8_t* record, int step, int column, I (&quants)[VECTORS]) {
-    if constexpr (Format<KIND>::nibbles) {
-        const I both = load_int(record + step * 64);
-        if constexpr (VECTORS == 2) {
-            quants[0] = low_nibbles(both);
-            quants[1] = high_nibbles(both);
-        } else {
-            quants[0] = column ? high_nibbles(both) : low_nibbles(both);
-        }
-    } else {
-        UNROLLED(v, VECTORS) quants[v] = load_int(record + step * 128 + column * 4 + v * 64);
-    }
-}
-
 // sums with four more products per lane; SMALL: quants are at most 63
-template <WeightKind KIND, bool SMALL>
+template <bool SMALL>
 INLINE I add_products(I sum, I quants, I x) {
-    if constexpr (Format<KIND>::nibbles) return dot4_nibbles(sum, quants, x);
     if constexpr (SMALL) return dot4_small(sum, quants, x);
     return dot4(sum, quants, x);
 }
@@ -46,7 +29,6 @@ template <WeightKind KIND, bool SMALL, int ROWS>
 void tile(const Gemm& gemm, int row, int panel, float* sums) {
     using Of = Format<KIND>;
     constexpr int V = TILE_VECTORS, STEPS = 8 / Of::parts;
-    constexpr bool narrow = Of::nibbles && NARROW_NIBBLES;
     const int groups = gemm.k / GROUP;
     const int8_t* values = static_cast<const int8_t*>(gemm.input) + static_cast<int64_t>(row) * gemm.k;
     const QuantGroup* about = gemm.groups + static_cast<int64_t>(row) * groups;
@@ -62,22 +44,15 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
             UNROLLED(part, Of::parts) {
                 I dots[ROWS][V];
                 UNROLLED(r, ROWS) {
-                    // Narrow sums of nibbles start with nothing.
-                    const I start = narrow ? zero_int() : start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
+                    const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
                     UNROLLED(v, V) dots[r][v] = start;
                 }
                 UNROLLED(step, STEPS) {
                     I quants[V];
-                    load_quants<KIND, V>(record, part * STEPS + step, column, quants);
+                    UNROLLED(v, V) quants[v] = load_int(record + (part * STEPS + step) * 128 + column * 4 + v * 64);
                     UNROLLED(r, ROWS) {
                         const I four = broadcast4(x + r * gemm.k + (part * STEPS + step) * 4);
-                        UNROLLED(v, V) dots[r][v] = add_products<KIND, SMALL>(dots[r][v], quants[v], four);
-                    }
-                }
-                if constexpr (narrow) {
-                    UNROLLED(r, ROWS) {
-                        const I start = start_of<KIND, SMALL>(gemm, about[r * groups + g], part);
-                        UNROLLED(v, V) dots[r][v] = finish_nibbles(start, dots[r][v]);
+                        UNROLLED(v, V) dots[r][v] = add_products<SMALL>(dots[r][v], quants[v], four);
                     }
                 }
                 UNROLLED(v, V) {
@@ -125,9 +100,6 @@ void multiply_quantised(const Gemm& gemm, const Block& block) {
         case U8: return gemm.zero_shift == 0 ? run<U8, false>(gemm, block) : run<U8>(gemm, block);
         case U8_MIN: return run<U8_MIN>(gemm, block);
         case U8_FINE: return run<U8_FINE>(gemm, block);
-        case U4: return run<U4>(gemm, block);
-        case U4_MIN: return run<U4_MIN>(gemm, block);
-        case U4_MIN_WIDE: return run<U4_MIN_WIDE>(gemm, block);
         default: return;
     }
 }

@@ -1,5 +1,5 @@
 // What is done to each row on its own: norms, conversion and quantisation of inputs, the gated activation.
-#include "gemm.hpp"
+#include "split.hpp"
 
 namespace octavo::OCTAVO_VARIANT {
 namespace {
@@ -93,6 +93,84 @@ INLINE void write_quants(const Row& row, int8_t* values, QuantGroup* groups, int
     }
 }
 
+// Of a chunk the mean magnitude is SPLIT_MEAN: then few are more than 127 and have a high part.
+constexpr float SPLIT_MEAN = 127.0f / 8.0f;
+constexpr float MOST_SPLIT = 127.0f * 128.0f + 63.0f;
+
+// The scale of some values: one that most of them fit in 8 bits with, and all in 15.
+INLINE float split_scale(const float* values, int count) {
+    const I magnitude = set1_int(0x7fffffff);
+    F total = zero();
+    I most = zero_int();
+    for (int i = 0; i < count; i += 16) {
+        const I bits = and_int(as_int(load(values + i)), magnitude);
+        total = add(total, as_float(bits));
+        most = max_int(most, bits);
+    }
+    const int32_t bits = max_lanes_int(most);
+    float largest;
+    memcpy(&largest, &bits, 4);
+    const float usual = sum_lanes(total) / (static_cast<float>(count) * SPLIT_MEAN), least = largest / MOST_SPLIT;
+    // Not finite: what is not finite in the row, or a sum too large for a float.
+    return usual > least && usual < HUGE ? usual : least;
+}
+
+// Sixteen quantised activations: low + 128 * high.
+struct Split {
+    I low, high;
+
+    INLINE Split of(I value) {
+        const I size = max_int(value, sub_int(zero_int(), value));
+        const I large = shift_right(sub_int(set1_int(127), size), 31);
+        const I high = and_int(shift_right(add_int(value, set1_int(64)), 7), large);
+        return {sub_int(value, shift_left(high, 7)), high};
+    }
+};
+
+// Writes 32 quantised activations; whether one of them has a high part.
+INLINE bool write_split_group(const Split& first, const Split& second, int8_t* low, int8_t* high, SplitGroup& group) {
+    store_int8(low, first.low);
+    store_int8(low + 16, second.low);
+    store_int8(high, first.high);
+    store_int8(high + 16, second.high);
+    const int32_t sum = sum_lanes_int(add_int(first.low, second.low));
+    group = {-8 * sum, sum * 65536, 0, 0};
+    if (!any(or_int(first.high, second.high))) return false;
+    const int32_t high_sum = sum_lanes_int(add_int(first.high, second.high));
+    group.high_start = -8 * high_sum;
+    group.high_upper = high_sum * 65536;
+    return true;
+}
+
+template <class Row>
+INLINE void write_split(const Row& row, const SplitRows& out, int64_t r, int k) {
+    const int groups = k / GROUP, chunks = count_chunks(groups);
+    alignas(64) float values[MOST_CHUNK_GROUPS * GROUP];
+    for (int c = 0; c < chunks; ++c) {
+        const ChunkGroups here = groups_of(c, groups);
+        const int begin = here.first * GROUP, count = here.count * GROUP;
+        for (int i = 0; i < count; i += 16) store(values + i, Row::take(row, begin + i));
+        const float scale = split_scale(values, count), inverse = 1.0f / scale;
+        // Nothing to quantise: not finite, or so small that the inverse is not.
+        const bool empty = !(scale < HUGE) || !(inverse < HUGE);
+        const F factor = set1(empty ? 0.0f : inverse);
+        SplitChunk& chunk = out.chunks[r * chunks + c];
+        chunk = {scale, 0};
+        for (int g = 0; g < here.count; ++g) {
+            const float* from = values + g * GROUP;
+            Split first{zero_int(), zero_int()}, second = first;
+            if (!empty) {
+                first = Split::of(round_int(mul(load(from), factor)));
+                second = Split::of(round_int(mul(load(from + 16), factor)));
+            }
+            const int64_t at = r * out.stride + begin + g * GROUP;
+            const bool high =
+                write_split_group(first, second, out.low + at, out.high + at, out.groups[r * groups + here.first + g]);
+            chunk.high |= static_cast<uint32_t>(high) << g;
+        }
+    }
+}
+
 template <class Row>
 void write_input(const Prepare& job, const Row& row, int64_t r) {
     const int k = job.width;
@@ -100,6 +178,8 @@ void write_input(const Prepare& job, const Row& row, int64_t r) {
         write_floats(row, static_cast<float*>(job.input) + r * k, k);
     } else if (job.kind == BF16) {
         write_bf16(row, static_cast<uint16_t*>(job.input) + r * ((k + 1) / 2 * 2), k);
+    } else if (job.kind == U4) {
+        write_split(row, job.split, r, k);
     } else {
         write_quants(row, static_cast<int8_t*>(job.input) + r * k, job.groups + r * (k / GROUP), k);
     }
@@ -191,11 +271,7 @@ struct Activate {
 void prepare(const Parallel& parallel, const Prepare& job) { run_rows(parallel, Preparation{job}, job.rows); }
 
 void to_bf16(const Parallel& parallel, const float* x, uint16_t* out, int rows, int k) {
-    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, nullptr, rows, k});
-}
-
-void quantize(const Parallel& parallel, const float* x, int8_t* values, QuantGroup* groups, int rows, int k) {
-    prepare(parallel, {x, nullptr, nullptr, 0.0f, U8, values, groups, rows, k});
+    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, nullptr, {}, rows, k});
 }
 
 void rms_norm(const Parallel& parallel, const RmsNorm& norm) { run_rows(parallel, Normalize{norm}, norm.rows); }

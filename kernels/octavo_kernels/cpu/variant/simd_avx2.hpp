@@ -65,6 +65,7 @@ INLINE I broadcast4(const void* from) {
     return set1_int(four);
 }
 INLINE I add_int(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+INLINE I sub_int(I a, I b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
 INLINE I max_int(I a, I b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 INLINE I shift_left(I a, int bits) { return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)}; }
 INLINE I shift_right(I a, int bits) { return {_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits)}; }
@@ -91,6 +92,11 @@ INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
         kept[count] = id[lane];
     }
     return count;
+}
+
+INLINE bool any(I a) {
+    const __m256i both = _mm256_or_si256(a.low, a.high);
+    return _mm256_testz_si256(both, both) == 0;
 }
 
 INLINE F load_half(const uint16_t* from) {
@@ -148,6 +154,11 @@ INLINE I dot4(I sum, I weights, I x) {
     const I w = {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
     return dot4_small(sum, {_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)},
                       {_mm256_sign_epi8(x.low, w.low), _mm256_sign_epi8(x.high, w.high)});
+}
+// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
+INLINE I add_steps(I sum, I dot, I upper, I steps) {
+    return add_int(sum, {_mm256_madd_epi16(_mm256_blend_epi16(dot.low, upper.low, 0xaa), steps.low),
+                         _mm256_madd_epi16(_mm256_blend_epi16(dot.high, upper.high, 0xaa), steps.high)});
 }
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

@@ -10,7 +10,7 @@ using I = __m512i;
 constexpr int TILE_VECTORS = 2;  // registers of 16 output features that a tile holds at once
 constexpr int QUANT_ROWS = 6, FLOAT_ROWS = 8;
 constexpr int MOST_TILE_ROWS = 8;
-constexpr int AMX_QUANT_ROWS = 6;  // from so many rows on the tile registers are faster
+constexpr int AMX_QUANT_ROWS = 6, AMX_SPLIT_ROWS = 9;  // from so many rows on the tile registers are faster
 constexpr int ATTENTION_CHUNK = 6, SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
 
 INLINE __mmask16 first(int count) {
@@ -51,6 +51,7 @@ INLINE I broadcast4(const void* from) {
     return _mm512_set1_epi32(four);
 }
 INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
 INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
 INLINE I shift_right(I a, int bits) { return _mm512_srai_epi32(a, static_cast<unsigned>(bits)); }
@@ -70,6 +71,8 @@ INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
     return __builtin_popcount(mask);
 }
 
+INLINE bool any(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
+
 INLINE F load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
@@ -88,6 +91,7 @@ INLINE I high_nibbles(I bytes) { return _mm512_and_si512(_mm512_srli_epi16(bytes
 // sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
 #if defined(__AVX512VNNI__)
 constexpr bool WEIGHTS_LESS_128 = false, NARROW_NIBBLES = false;
+INLINE I dot2_int16(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
 INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_nibbles(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
@@ -95,6 +99,7 @@ INLINE I finish_nibbles(I start, I sum) { return _mm512_add_epi32(start, sum); }
 #else
 // vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
 constexpr bool WEIGHTS_LESS_128 = true, NARROW_NIBBLES = true;
+INLINE I dot2_int16(I sum, I a, I b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }
 INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
 INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }
@@ -107,6 +112,10 @@ INLINE I dot4(I sum, I weights, I x) {
     return dot4_small(sum, _mm512_abs_epi8(w), signed_x);
 }
 #endif
+// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
+INLINE I add_steps(I sum, I dot, I upper, I steps) {
+    return dot2_int16(sum, _mm512_mask_blend_epi16(0xaaaaaaaau, dot, upper), steps);
+}
 // sum + the products of two bfloat16 per lane
 INLINE F dot2(F sum, I weights, I x) {
 #if defined(__AVX512BF16__)

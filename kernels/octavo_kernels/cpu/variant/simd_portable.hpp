@@ -66,6 +66,7 @@ INLINE I broadcast4(const void* from) {
     return set1_int(four);
 }
 INLINE I add_int(I a, I b) { return a + b; }
+INLINE I sub_int(I a, I b) { return a - b; }
 INLINE I max_int(I a, I b) {
     const I more = a > b;
     return (more & a) | (~more & b);
@@ -93,6 +94,12 @@ INLINE int keep_from(F a, F limit, I ids, float* values, int32_t* kept) {
         kept[count++] = ids[lane];
     }
     return count;
+}
+
+INLINE bool any(I a) {
+    int32_t bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= a[i];
+    return bits != 0;
 }
 
 INLINE float half_to_float(uint16_t half) {
@@ -154,6 +161,11 @@ constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4_small(I sum, I weights, I x) { return dot4(sum, weights, x); }
 INLINE I dot4_nibbles(I sum, I weights, I x) { return dot4(sum, weights, x); }
 INLINE I finish_nibbles(I start, I sum) { return start + sum; }
+
+// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
+INLINE I add_steps(I sum, I dot, I upper, I steps) {
+    return sum + dot * ((steps << 16) >> 16) + (upper >> 16) * (steps >> 16);
+}
 
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

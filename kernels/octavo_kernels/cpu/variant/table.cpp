@@ -12,7 +12,6 @@ const Kernels kernels = {
     .name = OCTAVO_STRING(OCTAVO_VARIANT),
     .gemm = gemm,
     .to_bf16 = to_bf16,
-    .quantize = quantize,
     .quantize_weights = quantize_weights,
     .prepare = prepare,
     .rms_norm = rms_norm,

@@ -1,0 +1,111 @@
+// Products of U4 weights and split activations: integers from the first feature of a chunk to the last, which are exact
+// in any order, and one fused multiply-add a chunk: the same bits in every variant.
+#include "split.hpp"
+
+namespace octavo::OCTAVO_VARIANT {
+namespace {
+
+// One of the parts of some rows: the low or the high one.
+struct Part {
+    const int8_t* values;
+    int64_t stride;
+    const int32_t* groups;  // start and upper, of SplitGroup
+    int64_t groups_stride;
+};
+
+constexpr int GROUP_INTS = sizeof(SplitGroup) / sizeof(int32_t);
+
+// total += rows times the groups of a chunk whose bits are set
+template <int ROWS, int V>
+INLINE void add_groups(I (&total)[ROWS][V], const uint8_t* records, int column, uint32_t bits, const Part& part) {
+    for (; bits; bits &= bits - 1) {
+        const int g = __builtin_ctz(bits);
+        const uint8_t* record = records + g * SPLIT_RECORD_BYTES;
+        const int8_t* x = part.values + g * GROUP;
+        const int32_t* about = part.groups + g * GROUP_INTS;
+        I dots[ROWS][V];
+        UNROLLED(r, ROWS) {
+            const I start = NARROW_NIBBLES ? zero_int() : set1_int(about[r * part.groups_stride]);
+            UNROLLED(v, V) dots[r][v] = start;
+        }
+        UNROLLED(step, GROUP / 4) {
+            const I both = load_int(record + step * 64);
+            I quants[V];
+            if constexpr (V == 2) {
+                quants[0] = low_nibbles(both), quants[1] = high_nibbles(both);
+            } else {
+                quants[0] = column ? high_nibbles(both) : low_nibbles(both);
+            }
+            UNROLLED(r, ROWS) {
+                const I four = broadcast4(x + r * part.stride + step * 4);
+                UNROLLED(v, V) dots[r][v] = dot4_nibbles(dots[r][v], quants[v], four);
+            }
+        }
+        UNROLLED(v, V) {
+            const I steps = load_int(record + SPLIT_QUANT_BYTES + (column + v * 16) * 4);
+            UNROLLED(r, ROWS) {
+                const int32_t* row = about + r * part.groups_stride;
+                I dot = dots[r][v];
+                if constexpr (NARROW_NIBBLES) dot = finish_nibbles(set1_int(row[0]), dot);
+                total[r][v] = add_steps(total[r][v], dot, set1_int(row[1]), steps);
+            }
+        }
+    }
+}
+
+template <int ROWS>
+void tile(const Gemm& gemm, int row, int panel, float* sums) {
+    constexpr int V = TILE_VECTORS;
+    const SplitRows& x = gemm.split;
+    const int groups = gemm.k / GROUP, chunks = count_chunks(groups);
+    const uint8_t* weights = static_cast<const uint8_t*>(gemm.weights) + panel * split_panel_bytes(groups);
+    const SplitGroup* about = x.groups + static_cast<int64_t>(row) * groups;
+    const SplitChunk* scales = x.chunks + static_cast<int64_t>(row) * chunks;
+    for (int column = 0; column < PANEL; column += 16 * V) {
+        F sum[ROWS][V];
+        UNROLLED(r, ROWS)
+            UNROLLED(v, V) sum[r][v] = zero();
+        for (int c = 0; c < chunks; ++c) {
+            const ChunkGroups here = groups_of(c, groups);
+            const WeightChunk chunk = WeightChunk::of(weights, c, here.first);
+            const int64_t at = row * x.stride + here.first * GROUP;
+            const int64_t groups_stride = static_cast<int64_t>(groups) * GROUP_INTS;
+            uint32_t bits = 0;
+            for (int r = 0; r < ROWS; ++r) bits |= scales[r * chunks + c].high;
+            I low[ROWS][V], high[ROWS][V];
+            UNROLLED(r, ROWS)
+                UNROLLED(v, V) low[r][v] = high[r][v] = zero_int();
+            add_groups<ROWS, V>(low, chunk.records, column, static_cast<uint32_t>((uint64_t{1} << here.count) - 1),
+                                {x.low + at, x.stride, &about[here.first].low_start, groups_stride});
+            if (bits) {
+                add_groups<ROWS, V>(high, chunk.records, column, bits,
+                                    {x.high + at, x.stride, &about[here.first].high_start, groups_stride});
+            }
+            UNROLLED(v, V) {
+                const F units = load(chunk.units + column + v * 16);
+                UNROLLED(r, ROWS)
+                    sum[r][v] = add_chunk(sum[r][v], units, scales[r * chunks + c].scale, low[r][v], high[r][v]);
+            }
+        }
+        UNROLLED(r, ROWS) {
+            UNROLLED(v, V) store(sums + r * PANEL + column + v * 16, sum[r][v]);
+        }
+    }
+}
+
+template <int... ROWS>
+struct TilesOf {
+    static constexpr TileFunction by_rows[] = {tile<ROWS>...};
+};
+
+}  // namespace
+
+void multiply_split(const Gemm& gemm, const Block& block) {
+    if constexpr (QUANT_ROWS == 2) {
+        multiply_by_rows(gemm, block, TilesOf<1, 2>::by_rows, 2);
+    } else {
+        multiply_by_rows(gemm, block, TilesOf<1, 2, 3, 4, 5, 6>::by_rows, 6);
+    }
+}
+
+}  // namespace octavo::OCTAVO_VARIANT
