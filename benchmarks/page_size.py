@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = options.mebibytes * 1024
-    layout, zero_shift, size = plan_packing("F32", rows, COLUMNS, "INT8")
+    layout, size = plan_packing("F32", rows, COLUMNS, "INT8")
     own = aligned_bytes(size)
     own[:] = 0
     with tempfile.NamedTemporaryFile() as file:
@@ -41,8 +41,8 @@ def main() -> None:
         np.memmap(file.name, dtype=np.uint8, mode="r+")[:] = own
         mapped = np.memmap(file.name, dtype=np.uint8, mode="r")
         weights = {
-            "mapped": Weight(layout, zero_shift, rows, COLUMNS, False, mapped),
-            "own": Weight(layout, zero_shift, rows, COLUMNS, False, own),
+            "mapped": Weight(layout, rows, COLUMNS, False, mapped),
+            "own": Weight(layout, rows, COLUMNS, False, own),
         }
         seconds = measure(weights, options.repeat)
     medians = {name: statistics.median(times) for name, times in seconds.items()}

@@ -28,13 +28,9 @@ class Weight:
     """A packed weight [n, k]; `gate_up` weights hold n / 2 gate and n / 2 up features. `data` is kept, not
     copied; it should begin with a cache line (64 bytes)."""
 
-    def __init__(
-        self, layout: str, zero_shift: int, n: int, k: int, gate_up: bool, data: NDArray[np.uint8]
-    ) -> None: ...
+    def __init__(self, layout: str, n: int, k: int, gate_up: bool, data: NDArray[np.uint8]) -> None: ...
     @property
     def layout(self) -> str: ...
-    @property
-    def zero_shift(self) -> int: ...
     @property
     def n(self) -> int: ...
     @property
@@ -48,8 +44,8 @@ class Weight:
     @property
     def nbytes(self) -> int: ...
 
-def plan_packing(source: str, n: int, k: int, target: str = "") -> tuple[str, int, int]:
-    """Return (layout, zero_shift, bytes) of a weight [n, k]."""
+def plan_packing(source: str, n: int, k: int, target: str = "") -> tuple[str, int]:
+    """Return (layout, bytes) of a weight [n, k]."""
 
 def pack_into(
     pool: Pool,
@@ -75,12 +71,6 @@ def linear(
 
     Gated: activation(x · gateᵀ + bias[:features]) · (x · upᵀ + bias[features:]) + residual. activation: silu or
     gelu_tanh. residual may be out.
-    """
-
-def quantize(pool: Pool, x: NDArray[np.float32], values: NDArray[np.int8], groups: NDArray[np.int32]) -> None:
-    """Quantise x [T, K] by groups of 32 into values [T, K] and groups [T, K / 32, 4].
-
-    groups: scale and scale · sum as float32 bits, -128 · sum of the group's quants, -128 · sum of its first 16.
     """
 
 def rms_norm(

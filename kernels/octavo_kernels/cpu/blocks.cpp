@@ -30,13 +30,18 @@ void add_fifth_bits(const std::uint8_t* bits, GroupCode& code) {
         code.quants[i] = static_cast<std::uint8_t>(code.quants[i] | (bits[i / 8] >> (i % 8) & 1) << 4);
 }
 
+void set_factors(GroupCode& code, float scale, float minimum) {
+    code.scale[0] = code.scale[1] = scale;
+    code.minimum[0] = code.minimum[1] = minimum;
+}
+
 // Blocks of 32: scale, minimum if MINIMA, 32 fifth bits if FIFTH, nibbles.
 template <std::size_t BYTES, bool MINIMA, bool FIFTH>
 GroupCode read_small_blocks(const std::uint8_t* row, std::size_t g) {
     const std::uint8_t* block = row + g * BYTES;
     GroupCode code{};
-    code.scale[0] = code.scale[1] = half_at(block);
-    if (MINIMA) code.minimum = half_at(block + 2);
+    const float scale = half_at(block);
+    set_factors(code, scale, MINIMA ? half_at(block + 2) : scale * (FIFTH ? -16.0f : -8.0f));
     read_nibbles(block + BYTES - 16, code);
     if (FIFTH) add_fifth_bits(block + BYTES - 20, code);
     return code;
@@ -44,7 +49,7 @@ GroupCode read_small_blocks(const std::uint8_t* row, std::size_t g) {
 
 GroupCode read_q8_0(const std::uint8_t* block) {
     GroupCode code{};
-    code.scale[0] = code.scale[1] = half_at(block);
+    set_factors(code, half_at(block), half_at(block) * -128.0f);
     for (int i = 0; i < 32; ++i) code.quants[i] = static_cast<std::uint8_t>(block[2 + i] ^ 0x80);
     return code;
 }
@@ -61,8 +66,7 @@ GroupCode read_q4_k(const std::uint8_t* block, std::size_t j) {
         scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
         minimum = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4;
     }
-    code.scale[0] = code.scale[1] = half_at(block) * static_cast<float>(scale);
-    code.minimum = -half_at(block + 2) * static_cast<float>(minimum);
+    set_factors(code, half_at(block) * static_cast<float>(scale), -half_at(block + 2) * static_cast<float>(minimum));
     const std::uint8_t* bytes = block + 16 + j / 2 * 32;
     for (int i = 0; i < 32; ++i) code.quants[i] = j % 2 ? bytes[i] >> 4 : bytes[i] & 15;
     return code;
@@ -79,8 +83,10 @@ GroupCode read_q6_k(const std::uint8_t* block, std::size_t j) {
         code.quants[i] = static_cast<std::uint8_t>(nibble | (high[i] >> (2 * quarter) & 3) << 4);
     }
     const float d = half_at(block + 208);
-    for (std::size_t s = 0; s < 2; ++s)
+    for (std::size_t s = 0; s < 2; ++s) {
         code.scale[s] = d * static_cast<float>(static_cast<std::int8_t>(block[192 + j * 2 + s]));
+        code.minimum[s] = code.scale[s] * -32.0f;
+    }
     return code;
 }
 
@@ -123,6 +129,12 @@ void read_floats(const std::string& source, const std::uint8_t* row, std::size_t
         std::memcpy(out, row, count * 4);
     } else if (source == "F16") {
         for (std::size_t i = 0; i < count; ++i) out[i] = half_at(row + i * 2);
+    } else if (source != "BF16") {
+        const GroupReader read = group_reader(source);
+        for (std::size_t g = 0; g < count / 32; ++g) {
+            const GroupCode code = read(row, g);
+            for (int i = 0; i < 32; ++i) *out++ = code.weight(i);
+        }
     } else {
         for (std::size_t i = 0; i < count; ++i) {
             const std::uint32_t bits = static_cast<std::uint32_t>(row[i * 2] | row[i * 2 + 1] << 8) << 16;

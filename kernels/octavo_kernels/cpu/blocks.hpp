@@ -6,11 +6,13 @@
 
 namespace octavo {
 
-// weight = scale[i / 16 if there are two] * (quant - zero of the packing) + minimum
+// weight i = scale[i / 16] * quants[i] + minimum[i / 16]
 struct GroupCode {
     std::uint8_t quants[32];
     float scale[2];
-    float minimum;
+    float minimum[2];
+
+    float weight(int i) const { return scale[i / 16] * static_cast<float>(quants[i]) + minimum[i / 16]; }
 };
 
 // Reads group g of a row of GGUF blocks.
@@ -19,7 +21,7 @@ using GroupReader = GroupCode (*)(const std::uint8_t* row, std::size_t g);
 // The reader of a GGUF kind. Throws std::invalid_argument if it has none.
 GroupReader group_reader(const std::string& source);
 
-// A row of F32, F16 or BF16 as floats.
+// A row of F32, F16, BF16 or of GGUF blocks as floats.
 void read_floats(const std::string& source, const std::uint8_t* row, std::size_t count, float* out);
 
 float half_to_float(std::uint16_t half);

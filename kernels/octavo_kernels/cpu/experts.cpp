@@ -121,7 +121,6 @@ void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const Gr
         const std::size_t panel_bytes = packed_bytes(matrix.kind, PANEL, static_cast<std::size_t>(all.k));
         Gemm gemm{};
         gemm.kind = matrix.kind;
-        gemm.zero_shift = matrix.zero_shift;
         gemm.weights = matrix.data + static_cast<std::size_t>(panel) * panel_bytes;
         set_input(gemm, rows_from(all.input, matrix.kind, static_cast<std::size_t>(all.k), row));
         gemm.rows = all.begins[e + 1] - all.begins[e];

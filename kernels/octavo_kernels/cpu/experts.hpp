@@ -11,7 +11,6 @@ namespace octavo {
 // A packed matrix without a bias.
 struct ExpertMatrix {
     WeightKind kind;
-    int zero_shift;
     const std::uint8_t* data;
 };
 

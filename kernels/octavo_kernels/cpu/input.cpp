@@ -12,8 +12,7 @@ std::size_t row_bytes(WeightKind kind, std::size_t k) {
         case F32: return k * 4;
         case BF16: return (k + 1) / 2 * 4;
         // An odd number of lines: the sixteen rows of a tile then lie in different sets of the cache.
-        case U4: return (whole_lines(k) / LINE | 1) * LINE;
-        default: return k;
+        default: return (whole_lines(k) / LINE | 1) * LINE;
     }
 }
 
@@ -37,9 +36,9 @@ struct Cut {
 
 Input lay_out(Cut& cut, WeightKind kind, std::size_t rows, std::size_t k) {
     Input input;
-    if (kind == U4) {
-        const std::size_t bytes = rows * row_bytes(U4, k);
-        input.split.stride = static_cast<std::int64_t>(row_bytes(U4, k));
+    if (kind == U8 || kind == U4) {
+        const std::size_t bytes = rows * row_bytes(kind, k);
+        input.split.stride = static_cast<std::int64_t>(row_bytes(kind, k));
         input.split.low = cut.take<std::int8_t>(bytes);
         input.split.high = cut.take<std::int8_t>(bytes);
         input.split.groups = cut.take<SplitGroup>(rows * (k / GROUP) * sizeof(SplitGroup));
@@ -47,7 +46,6 @@ Input lay_out(Cut& cut, WeightKind kind, std::size_t rows, std::size_t k) {
         return input;
     }
     input.rows = cut.take<std::uint8_t>(rows * row_bytes(kind, k));
-    if (kind != F32 && kind != BF16) input.groups = cut.take<QuantGroup>(rows * (k / GROUP) * sizeof(QuantGroup));
     return input;
 }
 
@@ -66,28 +64,25 @@ Input input_at(WeightKind kind, std::size_t rows, std::size_t k, std::uint8_t* m
 
 Input rows_from(const Input& input, WeightKind kind, std::size_t k, std::size_t row) {
     Input rest = input;
-    if (kind == U4) {
-        const std::size_t bytes = row * row_bytes(U4, k);
+    const std::size_t bytes = row * row_bytes(kind, k);
+    if (kind == U8 || kind == U4) {
         rest.split.low += bytes;
         rest.split.high += bytes;
         rest.split.groups += row * (k / GROUP);
         rest.split.chunks += row * count_chunks(k);
         return rest;
     }
-    rest.rows = static_cast<std::uint8_t*>(rest.rows) + row * row_bytes(kind, k);
-    if (rest.groups != nullptr) rest.groups += row * (k / GROUP);
+    rest.rows = static_cast<std::uint8_t*>(rest.rows) + bytes;
     return rest;
 }
 
 void set_input(Gemm& gemm, const Input& input) {
     gemm.input = input.rows;
-    gemm.groups = input.groups;
     gemm.split = input.split;
 }
 
 void set_input(Prepare& job, const Input& input) {
     job.input = input.rows;
-    job.groups = input.groups;
     job.split = input.split;
 }
 

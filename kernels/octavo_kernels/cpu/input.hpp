@@ -8,9 +8,8 @@
 namespace octavo {
 
 struct Input {
-    void* rows = nullptr;
-    QuantGroup* groups = nullptr;  // of U8*
-    SplitRows split{};             // of U4
+    void* rows = nullptr;  // of floats
+    SplitRows split{};     // of U8 and U4
 };
 
 // Bytes for `rows` rows of k features.

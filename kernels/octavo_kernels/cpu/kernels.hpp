@@ -21,19 +21,16 @@ struct Parallel {
 // How weights lie in memory. A matrix [N, K] is cut into panels of 32 output features.
 //   F32:  panel [K][32] floats.
 //   BF16: panel [ceil(K / 2)][32][2] bfloat16.
-//   U8*:  panel [K / 32] records. A record is the quants, then 32 scales, then 32 minima where there are any.
-//         quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4)
-//         Scales and minima are float16, those of U8_FINE float32; U8_FINE has two scales a group: [2][32].
-//         A weight is scale * (quant - zero) + minimum, with zero = 128 >> zero_shift, and no zero where there are
-//         minima.
-//   U4:   panel [chunks], each 32 float units, one of each output feature, then the records of its groups.
-//         quants [8][16][4] bytes; output features 0..15 in the low nibbles, 16..31 in the high ones
-//         then int16 [32][2]: step and middle.
-//         A weight is unit * (step * (quant - 8) + middle), the integer in the bracket at most MOST_UNITS.
-enum WeightKind : int32_t { F32, BF16, U8, U8_MIN, U8_FINE, U4, WEIGHT_KINDS };
+//   U8, U4: panel [chunks], each 32 float units, one of each output feature, then the records of its groups.
+//     U8: quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4), then int16 [32]:
+//     step U4: quants [8][16][4] bytes, output features 0..15 in the low nibbles, 16..31 in the high ones, then
+//         int16 [32][2]: step and middle
+//   A weight is unit * step * (quant - 128), or unit * (step * (quant - 8) + middle); what the unit is multiplied by is
+//   an integer of at most MOST_UNITS.
+enum WeightKind : int32_t { F32, BF16, U8, U4, WEIGHT_KINDS };
 
-// Of U4 a chunk's products are added as integers of 32 bits: MOST_CHUNK_GROUPS * 32 * 127 * MOST_UNITS, with what
-// rounding adds, is less than 2^31.
+// A chunk's products are added as integers of 32 bits: MOST_CHUNK_GROUPS * 32 * 127 * MOST_UNITS, with what rounding
+// adds, is less than 2^31.
 constexpr int MOST_CHUNK_GROUPS = 32;
 constexpr int MOST_UNITS = 127 * 128;
 
@@ -43,16 +40,8 @@ __attribute__((always_inline)) static constexpr int chunk_groups(int groups) {
     return ((groups + chunks - 1) / chunks + 1) / 2 * 2;
 }
 
-// What a row's group of 32 activations, quantised to -127..127, has beside its bytes.
-struct QuantGroup {
-    float scale;         // activation = scale * quant
-    float scaled_sum;    // scale * sum of the quants
-    int32_t offset;      // -128 * sum of the quants
-    int32_t offset_low;  // the same of the first 16
-};
-
-// Activations of products with U4: integers of 15 bits with one scale a chunk, activation = scale * (low + 128 * high).
-// Most are at most 127, and high is 0: products with high are needed only where it is not.
+// Activations of products with U8 and U4: integers of 15 bits, one scale a chunk, activation = scale * (low + 128 *
+// high). Most are at most 127, and high is 0: products with high are needed only where it is not.
 struct SplitGroup {
     int32_t low_start, low_upper;    // -8 * sum and 65536 * sum of the group's low parts
     int32_t high_start, high_upper;  // the same of the high ones
@@ -83,12 +72,9 @@ struct Epilogue {
 
 struct Gemm {
     WeightKind kind;
-    int zero_shift;
     const void* weights;
-    // F32: float [rows, K]; BF16: uint16_t [rows, K rounded up to 2]; U8*: int8_t [rows, K], with groups.
-    const void* input;
-    const QuantGroup* groups;  // [rows, K / 32]
-    SplitRows split;           // of U4
+    const void* input;  // F32: float [rows, K]; BF16: uint16_t [rows, K rounded up to 2]
+    SplitRows split;    // U8 and U4
     int rows, n, k;
     Epilogue epilogue;
 };
@@ -112,7 +98,6 @@ struct Prepare {
     float eps;
     WeightKind kind;
     void* input;
-    QuantGroup* groups;
     SplitRows split;
     int rows, width;
 };
@@ -246,9 +231,9 @@ struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
     void (*to_bf16)(const Parallel&, const float* x, uint16_t* out, int rows, int k);
-    // Quantise one panel of float weights, values [32][k], into records: U8 (zero 128), or U4 with
-    // 32 float16 scales and 32 float16 minima instead of steps and middles.
-    void (*quantize_weights)(WeightKind kind, const float* values, int k, uint8_t* records);
+    // Quantise one panel of float weights, values [32][k], to 4 bits: records of U4 with 32 float16 scales and 32
+    // float16 minima instead of steps and middles.
+    void (*quantize_weights)(const float* values, int k, uint8_t* records);
     void (*prepare)(const Parallel&, const Prepare&);
     void (*rms_norm)(const Parallel&, const RmsNorm&);
     void (*add_norm)(const Parallel&, const AddNorm&);

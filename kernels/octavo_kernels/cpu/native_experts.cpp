@@ -39,7 +39,7 @@ struct ExpertsObject {
             require(weight->n == first.n && weight->k == first.k && weight->kind == first.kind &&
                         weight->gate_up == first.gate_up,
                     "Experts of one layer have the same shapes and kinds of weights.");
-            matrices.push_back({weight->kind, weight->zero_shift, weight->data.data()});
+            matrices.push_back({weight->kind, weight->data.data()});
             kept.push_back(*weight);
         }
         return matrices;

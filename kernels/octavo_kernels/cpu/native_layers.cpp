@@ -21,9 +21,7 @@ using Vector = std::optional<In1>;
 struct Rope {
     In2 cos, sin;
 
-    Rope(In2 cos, In2 sin) : cos(cos), sin(sin) {
-        require_shape(sin, "sin", {cos.shape(0), cos.shape(1)});
-    }
+    Rope(In2 cos, In2 sin) : cos(cos), sin(sin) { require_shape(sin, "sin", {cos.shape(0), cos.shape(1)}); }
     std::size_t half() const { return cos.shape(1); }
 };
 
@@ -61,9 +59,8 @@ public:
             if (key == group && plan->window == window && plan->group == heads_per_kv_head) return *plan;
         }
         const Int2& tables = block_tables_[group];
-        const StepRows rows{positions_.data(),       row_offsets_.data(), context_lengths_.data(),
-                            tables.data(),           tokens(),            context_lengths_.shape(0),
-                            tables.shape(1)};
+        const StepRows rows{positions_.data(), row_offsets_.data(),       context_lengths_.data(), tables.data(),
+                            tokens(),          context_lengths_.shape(0), tables.shape(1)};
         plans_.emplace_back(group, std::make_unique<AttentionPlan>(rows, window, heads_per_kv_head));
         return *plans_.back().second;
     }
@@ -109,7 +106,8 @@ public:
         const auto kv_heads = static_cast<std::size_t>(layout.kv_heads);
         require(heads > 0 && heads % layout.kv_heads == 0, "Query heads are a multiple of key/value heads.");
         require(window >= 0, "A window is 0 (none) or a number of tokens.");
-        require(2 * rope.half() <= d, "Rotary factors of " + std::to_string(rope.half()) + " angles do not fit a head.");
+        require(2 * rope.half() <= d,
+                "Rotary factors of " + std::to_string(rope.half()) + " angles do not fit a head.");
         require_matrix(qkv, "qkv", (q_heads + 2 * kv_heads) * d, width_);
         require_matrix(output, "output", width_, q_heads * d);
         attention_.norm = {keep(attention_norm, "attention_norm", width_), attention_eps};
@@ -208,8 +206,8 @@ void embed(Runner& runner, const Weight& weight, Int1 ids, Out2 out, float scale
     auto call_row = [](void* pointer, int index, int) {
         const Job& all = *static_cast<const Job*>(pointer);
         const Weight& from = all.weight;
-        unpack_row(from.kind, from.zero_shift, from.data.data(), from.k, static_cast<std::size_t>(all.ids[index]),
-                   all.scale, all.out + static_cast<std::size_t>(index) * from.k);
+        unpack_row(from.kind, from.data.data(), from.k, static_cast<std::size_t>(all.ids[index]), all.scale,
+                   all.out + static_cast<std::size_t>(index) * from.k);
     };
     Call call(runner);
     call.parallel.run(call.parallel.pool, call_row, &job, static_cast<int>(ids.shape(0)));
@@ -231,8 +229,7 @@ void logits(Runner& runner, In1 norm, float eps, const Weight& head, In2 x, Int1
 }  // namespace
 
 void bind_layers(nb::module_& module) {
-    nb::class_<Rope>(module, "Rope")
-        .def(nb::init<In2, In2>(), nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
+    nb::class_<Rope>(module, "Rope").def(nb::init<In2, In2>(), nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
     nb::class_<Step>(module, "Step")
         .def(nb::init<Int1, Int1, Int1, std::vector<Int2>, std::vector<Slots>>(), nb::arg("positions").noconvert(),
              nb::arg("row_offsets").noconvert(), nb::arg("context_lengths").noconvert(), nb::arg("block_tables"),

@@ -11,17 +11,16 @@ namespace {
 
 using OutBytes1 = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u8_min", "u8_fine", "u4"};
+const char* const KIND_NAMES[] = {"f32", "bf16", "u8", "u4"};
 
 }  // namespace
 
-Weight::Weight(const std::string& layout, int zero_shift, std::size_t n, std::size_t k, bool gate_up, Bytes1 data)
-    : kind(WEIGHT_KINDS), zero_shift(zero_shift), n(n), k(k), gate_up(gate_up), data(data) {
+Weight::Weight(const std::string& layout, std::size_t n, std::size_t k, bool gate_up, Bytes1 data)
+    : kind(WEIGHT_KINDS), n(n), k(k), gate_up(gate_up), data(data) {
     for (int i = 0; i < WEIGHT_KINDS; ++i) {
         if (layout == KIND_NAMES[i]) kind = static_cast<WeightKind>(i);
     }
     require(kind != WEIGHT_KINDS, "There is no packed layout " + layout + ".");
-    require(zero_shift >= 0 && zero_shift <= 7, "zero_shift is 0 to 7.");
     require(n > 0 && k > 0 && (!gate_up || n % 2 == 0),
             "A weight has at least one row and column, gate and up equally many rows.");
     require(quantised() ? k % GROUP == 0 : true, "Rows of quantised weights are whole groups of 32.");
@@ -39,15 +38,15 @@ Gate gate_of(const Weight& weight, const std::string& activation) {
 namespace {
 
 nb::tuple plan_packing(const std::string& source, std::size_t n, std::size_t k, const std::string& target) {
-    const Packing packing = choose_packing(source, target);
-    const bool floats = packing.kind == F32 || packing.kind == BF16;
+    const WeightKind kind = choose_packing(source, target);
+    const bool floats = kind == F32 || kind == BF16;
     require(floats || k % GROUP == 0, "Rows of " + std::to_string(k) + " weights are not whole groups of 32.");
-    return nb::make_tuple(KIND_NAMES[packing.kind], packing.zero_shift, packed_bytes(packing.kind, n, k));
+    return nb::make_tuple(KIND_NAMES[kind], packed_bytes(kind, n, k));
 }
 
 void pack_into(Runner& runner, const std::string& source, const std::vector<Bytes2>& planes, std::size_t k,
                const std::string& target, bool gate_up, OutBytes1 out) {
-    const Packing packing = choose_packing(source, target);
+    const WeightKind kind = choose_packing(source, target);
     const std::size_t row_bytes = source_row_bytes(source, k);
     require(gate_up ? planes.size() == 2 && planes[0].shape(0) == planes[1].shape(0) : !planes.empty(),
             "Gate and up are two planes of equal height.");
@@ -58,9 +57,9 @@ void pack_into(Runner& runner, const std::string& source, const std::vector<Byte
         rows.push_back({plane.data(), plane.shape(0), row_bytes});
         n += plane.shape(0);
     }
-    require_shape(out, "out", {packed_bytes(packing.kind, n, k)});
+    require_shape(out, "out", {packed_bytes(kind, n, k)});
     Call call(runner);
-    pack(runner.kernels, call.parallel, source, packing, rows, k, gate_up, out.data());
+    pack(runner.kernels, call.parallel, source, kind, rows, k, gate_up, out.data());
 }
 
 void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional<In2> residual, std::optional<In1> bias,
@@ -76,31 +75,13 @@ void linear(Runner& runner, In2 x, const Weight& weight, Out2 out, std::optional
              data_or_null(residual), out.data());
 }
 
-void quantize(Runner& runner, In2 x, nb::ndarray<std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> values,
-              nb::ndarray<std::int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu> groups) {
-    const std::size_t rows = x.shape(0), k = x.shape(1);
-    require(k % GROUP == 0, "Rows of " + std::to_string(k) + " activations are not whole groups of 32.");
-    require_shape(values, "values", {rows, k});
-    require_shape(groups, "groups", {rows, k / GROUP, 4});
-    Call call(runner);
-    Prepare job{};
-    job.x = x.data();
-    job.kind = U8;
-    job.input = values.data();
-    job.groups = reinterpret_cast<QuantGroup*>(groups.data());
-    job.rows = static_cast<int>(rows);
-    job.width = static_cast<int>(k);
-    runner.kernels.prepare(call.parallel, job);
-}
-
 }  // namespace
 
 void bind_linear(nb::module_& module) {
     nb::class_<Weight>(module, "Weight")
-        .def(nb::init<const std::string&, int, std::size_t, std::size_t, bool, Bytes1>(), nb::arg("layout"),
-             nb::arg("zero_shift"), nb::arg("n"), nb::arg("k"), nb::arg("gate_up"), nb::arg("data").noconvert())
+        .def(nb::init<const std::string&, std::size_t, std::size_t, bool, Bytes1>(), nb::arg("layout"), nb::arg("n"),
+             nb::arg("k"), nb::arg("gate_up"), nb::arg("data").noconvert())
         .def_prop_ro("layout", [](const Weight& weight) { return KIND_NAMES[weight.kind]; })
-        .def_ro("zero_shift", &Weight::zero_shift)
         .def_ro("n", &Weight::n)
         .def_ro("k", &Weight::k)
         .def_ro("gate_up", &Weight::gate_up)
@@ -112,8 +93,6 @@ void bind_linear(nb::module_& module) {
     module.def("linear", &linear, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight"),
                nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
                nb::arg("bias").noconvert() = nb::none(), nb::arg("activation") = "silu");
-    module.def("quantize", &quantize, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("values").noconvert(),
-               nb::arg("groups").noconvert());
 }
 
 }  // namespace octavo

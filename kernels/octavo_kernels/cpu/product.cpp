@@ -11,7 +11,6 @@ void multiply(Runner& runner, const Matrix& matrix, const InputRows& rows, Gate 
     const auto count = static_cast<std::size_t>(rows.count), k = static_cast<std::size_t>(matrix.k);
     Gemm gemm{};
     gemm.kind = matrix.kind;
-    gemm.zero_shift = matrix.zero_shift;
     gemm.weights = matrix.data;
     gemm.rows = rows.count;
     gemm.n = matrix.n;

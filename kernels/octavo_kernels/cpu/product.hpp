@@ -7,7 +7,6 @@ namespace octavo {
 // A packed matrix [n, k] with its bias [n], or null.
 struct Matrix {
     WeightKind kind;
-    int zero_shift;
     const void* data;
     int n, k;
     bool gate_up;

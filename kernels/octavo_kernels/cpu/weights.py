@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool, Weight, pack_into, plan_packing
 
-PACKING_VERSION: Final = 3
+PACKING_VERSION: Final = 4
 """Raised whenever packing makes other bytes of the same source and target: files of packed weights carry it."""
 
 ALIGNMENT: Final = 64
@@ -28,10 +28,10 @@ def pack(
     """
     rows = [np.ascontiguousarray(plane).view(np.uint8).reshape(plane.shape[0], -1) for plane in planes]
     n = sum(plane.shape[0] for plane in rows)
-    layout, zero_shift, size = plan_packing(kind, n, k, target)
+    layout, size = plan_packing(kind, n, k, target)
     data = aligned_bytes(size)
     pack_into(pool, kind, rows, k, target, gate_up, data)
-    return Weight(layout, zero_shift, n, k, gate_up, data)
+    return Weight(layout, n, k, gate_up, data)
 
 
 def aligned_bytes(size: int) -> NDArray[np.uint8]:

@@ -76,23 +76,14 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
     const std::vector<float> x = numbers(static_cast<std::size_t>(rows) * columns),
                              weights = numbers(static_cast<std::size_t>(n) * columns);
     const std::vector<std::uint8_t> source = bytes_of(weights);
-    const Packing packing = choose_packing("F32", target);
-    std::vector<std::uint8_t> packed(packed_bytes(packing.kind, static_cast<std::size_t>(n), columns));
-    pack(s.kernels, s.pool.parallel(), "F32", packing, {{source.data(), static_cast<std::size_t>(n), columns * 4}},
+    const WeightKind kind = choose_packing("F32", target);
+    std::vector<std::uint8_t> packed(packed_bytes(kind, static_cast<std::size_t>(n), columns));
+    pack(s.kernels, s.pool.parallel(), "F32", kind, {{source.data(), static_cast<std::size_t>(n), columns * 4}},
          columns, false, packed.data());
     const std::vector<float> bias = numbers(static_cast<std::size_t>(n)),
                              residual = numbers(static_cast<std::size_t>(rows * n));
     std::vector<float> out(static_cast<std::size_t>(rows * n));
-    Gemm gemm{packing.kind,
-              packing.zero_shift,
-              packed.data(),
-              nullptr,
-              nullptr,
-              {},
-              rows,
-              n,
-              k,
-              {out.data(), n, residual.data(), n, bias.data(), NO_GATE}};
+    Gemm gemm{kind, packed.data(), nullptr, {}, rows, n, k, {out.data(), n, residual.data(), n, bias.data(), NO_GATE}};
     multiply(s, gemm, x);
     const double error = target == "F32" ? 1e-5 : target == "INT4" ? 0.12 : 0.02;
     for (int r = 0; r < rows; ++r) {
@@ -112,22 +103,13 @@ void check_file_formats(const Setting& s) {
     for (const char* source : {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"}) {
         const std::size_t k = 512, n = 40, row = source_row_bytes(source, k);
         std::vector<std::uint8_t> plane(n * row);  // all zero: all weights are zero
-        const Packing packing = choose_packing(source, "");
-        std::vector<std::uint8_t> packed(packed_bytes(packing.kind, 2 * n + 16, k));
-        packed.resize(packed_bytes(packing.kind, 2 * n, k));
-        pack(s.kernels, s.pool.parallel(), source, packing, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
+        const WeightKind kind = choose_packing(source, "");
+        std::vector<std::uint8_t> packed(packed_bytes(kind, 2 * n + 16, k));
+        packed.resize(packed_bytes(kind, 2 * n, k));
+        pack(s.kernels, s.pool.parallel(), source, kind, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
              packed.data());
         std::vector<float> out(7 * n, 1.0f);
-        Gemm gemm{packing.kind,
-                  packing.zero_shift,
-                  packed.data(),
-                  nullptr,
-                  nullptr,
-                  {},
-                  7,
-                  2 * n,
-                  k,
-                  {out.data(), n, nullptr, 0, nullptr, GATE_SILU}};
+        Gemm gemm{kind, packed.data(), nullptr, {}, 7, 2 * n, k, {out.data(), n, nullptr, 0, nullptr, GATE_SILU}};
         multiply(s, gemm, numbers(7 * k));
         for (const float value : out) require(value == 0.0f, s.kernels.name, source);
     }
@@ -266,11 +248,11 @@ struct RandomMatrix {
 RandomMatrix random_matrix(const Setting& s, const std::string& target, std::size_t n, std::size_t k, bool gate_up) {
     RandomMatrix result{numbers(n * k), {}};
     const std::vector<std::uint8_t> source = bytes_of(result.weights);
-    const Packing packing = choose_packing("F32", target);
-    result.packed.resize(packed_bytes(packing.kind, n, k));
+    const WeightKind kind = choose_packing("F32", target);
+    result.packed.resize(packed_bytes(kind, n, k));
     std::vector<Plane> planes{{source.data(), n, k * 4}};
     if (gate_up) planes = {{source.data(), n / 2, k * 4}, {source.data() + n / 2 * k * 4, n / 2, k * 4}};
-    pack(s.kernels, s.pool.parallel(), "F32", packing, planes, k, gate_up, result.packed.data());
+    pack(s.kernels, s.pool.parallel(), "F32", kind, planes, k, gate_up, result.packed.data());
     return result;
 }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool
-from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_chunks, read_records, sample
+from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_units, sample
 
 _RNG = np.random.default_rng(0)
 _SHAPE = (64, 2048)
@@ -52,12 +52,14 @@ def test_int4_of_q4_1_as_files_have_it_is_those_weights() -> None:
     assert np.abs(as_quantised("INT4", weights) - weights).max() < 5 * unit
 
 
-def test_int8_has_its_largest_magnitude_at_127() -> None:
+def test_int8_has_its_largest_magnitude_at_127_of_the_least_step_that_holds_it() -> None:
     weights = _RANDOM["heavy tails"]
-    groups = weights.reshape(64, -1, 32)
-    scale = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
-    wanted = np.clip(np.rint(groups / scale), -128, 127) * scale
-    assert np.array_equal(as_quantised("INT8", weights), wanted.reshape(weights.shape))
+    groups = weights.reshape(64, 2, -1, 32).astype(np.float64)  # chunks of 32 groups
+    unit = (np.abs(groups).max((2, 3), keepdims=True) / (127 * 128)).astype(np.float32).astype(np.float64)
+    step = np.minimum(np.ceil(np.abs(groups).max(-1, keepdims=True) / (127 * unit)), 128)
+    wanted = np.clip(np.rint(groups / (step * unit)), -127, 127) * step
+    stored = as_quantised("INT8", weights).reshape(groups.shape)
+    np.testing.assert_allclose(stored, wanted * unit, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["INT8", "INT4"])
@@ -86,11 +88,10 @@ def test_int4_of_equal_weights_is_their_value_in_half_precision(value: float) ->
     assert (stored == stored[0, 0]).all()
 
 
+@pytest.mark.parametrize("kind", ["INT8", "INT4"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_not_hidden(poison: float) -> None:
+def test_what_is_not_finite_is_not_hidden(kind: str, poison: float) -> None:
     weights = _RANDOM["gaussian"][:33, :96].copy()
     weights[17, 40] = poison
-    _, scales = read_records(packed_bytes("INT8", weights), 96)
-    assert np.argwhere(~np.isfinite(scales[..., 0])).tolist() == [[17, 1]]
-    units = read_chunks(packed_bytes("INT4", weights), 96)[0]
+    units, _ = read_units(kind, packed_bytes(kind, weights), 96)
     assert np.unique(np.argwhere(~np.isfinite(units[..., 0]))[:, 0]).tolist() == [17]

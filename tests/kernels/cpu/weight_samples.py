@@ -25,6 +25,7 @@ _BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
 GGUF_KINDS = tuple(_BLOCKS)
 QUANTISED = (*GGUF_KINDS, "INT8", "INT4")
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K", "INT4")
+EIGHT_BITS = ("Q5_0", "Q5_1", "Q6_K", "Q8_0", "INT8")
 FLOATS = ("F32", "BF16")
 
 
@@ -43,8 +44,7 @@ def sample(kind: str, n: int, k: int, seed: int = 0) -> tuple[str, str, NDArray[
             values = rng.uniform(-0.02, 0.02, (n, k // count, 1)).astype(np.float16)
             blocks[:, :, at : at + 2] = values.view(np.uint8)
         plane = blocks.reshape(n, -1)
-        meaning = four_bit_weights(packed(kind, plane, k), k)[:n] if kind in FOUR_BITS else as_in_file(kind, plane, k)
-        return kind, "", plane, meaning
+        return kind, "", plane, as_packed(kind, packed(kind, plane, k), k)[:n]
     weights = rng.standard_normal((n, k), dtype=np.float32)
     if kind == "F32":
         return "F32", "", weights, weights
@@ -62,11 +62,7 @@ def as_in_file(kind: str, plane: NDArray[np.uint8], k: int) -> NDArray[np.float3
 def as_quantised(kind: str, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what --quantization makes of weights [n, k], as their packed bytes say."""
     n, k = weights.shape
-    data = packed_bytes(kind, weights)
-    if kind == "INT4":
-        return four_bit_weights(data, k)[:n]
-    quants, scales = read_records(data, k)
-    return ((quants - 128) * scales).reshape(-1, k)[:n]
+    return as_packed(kind, packed_bytes(kind, weights), k)[:n]
 
 
 def packed_bytes(kind: str, weights: NDArray[np.float32], pool: Pool | None = None) -> NDArray[np.uint8]:
@@ -76,24 +72,15 @@ def packed_bytes(kind: str, weights: NDArray[np.float32], pool: Pool | None = No
 
 def packed(source: str, plane: NDArray[Any], k: int, target: str = "", pool: Pool | None = None) -> NDArray[np.uint8]:
     """Return the bytes of a plane [n, anything] of k columns."""
-    data = aligned_bytes(plan_packing(source, len(plane), k, target)[2])
+    data = aligned_bytes(plan_packing(source, len(plane), k, target)[1])
     pack_into(pool or Pool(1), source, [plane.view(np.uint8).reshape(len(plane), -1)], k, target, False, data)
     return data
 
 
-def four_bit_weights(data: NDArray[np.uint8], k: int) -> NDArray[np.float32]:
-    """Return the weights [padded n, k] of packed 4 bits."""
-    units, steps, middles, quants = read_chunks(data, k)
-    return (units * (steps * (quants - 8) + middles).astype(np.float32)).reshape(-1, k)
-
-
-def read_records(data: NDArray[np.uint8], k: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the quants [padded n, k / 32, 32] and scales [padded n, k / 32, 1] of packed INT8."""
-    records = data.reshape(-1, k // 32, 1024 + 64)
-    quants = records[..., :1024].reshape(len(records), k // 32, 8, 32, 4)
-    scales = records[..., 1024:].copy().view(np.float16).transpose(0, 2, 1).reshape(-1, k // 32, 1)
-    quants = quants.transpose(0, 3, 1, 2, 4).reshape(-1, k // 32, 32)
-    return quants.astype(np.float32), scales.astype(np.float32)
+def as_packed(kind: str, data: NDArray[np.uint8], k: int) -> NDArray[np.float32]:
+    """Return the weights [padded n, k] of packed 4 or 8 bits."""
+    units, integers = read_units(kind, data, k)
+    return (units * integers.astype(np.float32)).reshape(-1, k)
 
 
 def chunks(k: int) -> list[int]:
@@ -105,23 +92,31 @@ def chunks(k: int) -> list[int]:
     return [min(size, groups - at) for at in range(0, groups, size)]
 
 
-def read_chunks(data: NDArray[np.uint8], k: int) -> tuple[NDArray[Any], ...]:
-    """Return units [padded n, groups, 1], steps, middles (the same) and quants [padded n, groups, 32] of 4-bit weights.
-
-    The quants are int64; a weight is unit * (step * (quant - 8) + middle).
-    """
-    panels = data.reshape(-1, sum(128 + 640 * count for count in chunks(k)))
-    found: list[list[NDArray[Any]]] = [[], [], [], []]
-    at = 0
+def read_units(kind: str, data: NDArray[np.uint8], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return units [padded n, groups, 1] and the integers [padded n, groups, 32] that they are multiplied by."""
+    read, size = (_four_bits, 640) if kind in FOUR_BITS else (_eight_bits, 1088)
+    panels = data.reshape(-1, sum(128 + size * count for count in chunks(k)))
+    units, integers, at = [], [], 0
     for count in chunks(k):
-        units = panels[:, at : at + 128].copy().view(np.float32).reshape(-1, 1)
-        records = panels[:, at + 128 : at + 128 + 640 * count].reshape(len(panels), count, 640)
-        at += 128 + 640 * count
-        packed = records[..., :512].reshape(len(panels), count, 8, 16, 4)
-        quants = np.concatenate([packed & 15, packed >> 4], axis=3).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
-        factors = records[..., 512:].copy().view(np.int16).reshape(len(panels), count, 32, 2).transpose(3, 0, 2, 1)
-        steps, middles = factors.reshape(2, -1, count, 1).astype(np.int64)
-        for list_, values in zip(found, (np.repeat(units, count, 1)[..., None], steps, middles, quants), strict=True):
-            list_.append(values)
-    units, steps, middles, quants = (np.concatenate(values, axis=1) for values in found)
-    return units, steps, middles, quants.astype(np.int64)
+        unit = panels[:, at : at + 128].copy().view(np.float32).reshape(-1, 1, 1)
+        records = panels[:, at + 128 : at + 128 + size * count].reshape(len(panels), count, size)
+        at += 128 + size * count
+        units.append(np.repeat(unit, count, axis=1))
+        integers.append(read(records))
+    return np.concatenate(units, axis=1), np.concatenate(integers, axis=1)
+
+
+def _four_bits(records: NDArray[np.uint8]) -> NDArray[np.int64]:
+    count = records.shape[1]
+    nibbles = records[..., :512].reshape(-1, count, 8, 16, 4)
+    quants = np.concatenate([nibbles & 15, nibbles >> 4], axis=3).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
+    factors = records[..., 512:].copy().view(np.int16).reshape(-1, count, 32, 2).transpose(3, 0, 2, 1)
+    steps, middles = factors.reshape(2, -1, count, 1).astype(np.int64)
+    return steps * (quants.astype(np.int64) - 8) + middles
+
+
+def _eight_bits(records: NDArray[np.uint8]) -> NDArray[np.int64]:
+    count = records.shape[1]
+    quants = records[..., :1024].reshape(-1, count, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
+    steps = records[..., 1024:].copy().view(np.int16).transpose(0, 2, 1).reshape(-1, count, 1).astype(np.int64)
+    return steps * (quants.astype(np.int64) - 128)

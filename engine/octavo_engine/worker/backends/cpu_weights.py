@@ -59,7 +59,6 @@ def load_matrices(
     return {
         entry.name: Weight(
             entry.layout,
-            entry.zero_shift,
             entry.n,
             entry.k,
             entry.gate_up,
@@ -143,8 +142,8 @@ def _source(
 def _contents(digest: str, sources: list[Source]) -> Contents:
     sizes = []
     for source in sources:
-        layout, zero_shift, nbytes = plan_packing(source.kind, source.rows, source.columns, source.target)
-        sizes.append((source.name, layout, zero_shift, source.rows, source.columns, source.gate_up, nbytes))
+        layout, nbytes = plan_packing(source.kind, source.rows, source.columns, source.target)
+        sizes.append((source.name, layout, source.rows, source.columns, source.gate_up, nbytes))
     made = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
     return Contents(digest, made, place_entries(sizes))
 

@@ -47,7 +47,6 @@ class Entry(NamedTuple):
 
     name: str
     layout: str
-    zero_shift: int
     n: int
     k: int
     gate_up: bool
@@ -76,8 +75,8 @@ class Contents(NamedTuple):
 def place_entries(sizes: list[tuple[str, str, int, int, int, bool, int]]) -> tuple[Entry, ...]:
     """Return entries one after the other, each on a cache line; `sizes` is an entry without its offset."""
     entries, offset = [], 0
-    for name, layout, zero_shift, n, k, gate_up, nbytes in sizes:
-        entries.append(Entry(name, layout, zero_shift, n, k, gate_up, offset, nbytes))
+    for name, layout, n, k, gate_up, nbytes in sizes:
+        entries.append(Entry(name, layout, n, k, gate_up, offset, nbytes))
         offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(entries)
 

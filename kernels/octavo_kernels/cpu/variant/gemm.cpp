@@ -4,8 +4,28 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-constexpr int ROW_STEP = 24;  // a multiple of every tile's rows but those of U4 on AMX
-constexpr int SPLIT_STEP = 32;
+// Rows of a block, of which there are several if it does not stay in the core's own cache while the panels pass: a
+// multiple of every tile's rows.
+struct BlockRows {
+    int step, most, bytes;
+};
+
+constexpr BlockRows FEW_ROWS{24, 192, 256 << 10};
+#if defined(__AMX_TILE__)
+// Weights are unpacked once for all the rows; these cores have 2 MiB.
+constexpr BlockRows QUANTISED_ROWS{32, MOST_BLOCK_ROWS, 1 << 20};
+#else
+constexpr BlockRows QUANTISED_ROWS = FEW_ROWS;
+#endif
+
+bool is_quantised(const Gemm& gemm) { return gemm.kind == U8 || gemm.kind == U4; }
+
+int count_blocks(const Gemm& gemm, const BlockRows& block) {
+    int most = block.bytes / (gemm.k * (gemm.kind == F32 ? 4 : 2));
+    if (most < 2 * block.step) most = 2 * block.step;
+    if (most > block.most) most = block.most;
+    return divide_up(gemm.rows, most / block.step * block.step);
+}
 
 struct GemmJob {
     const Gemm* gemm;
@@ -26,39 +46,20 @@ void run_item(void* job_pointer, int index, int) {
     multiply_block(*job.gemm, block);
 }
 
-int row_bytes(const Gemm& gemm) {
-    return gemm.k * (gemm.kind == F32 ? 4 : gemm.kind == BF16 || gemm.kind == U4 ? 2 : 1);
-}
-
-// Rows of a block: it stays in the core's own cache while the panels pass.
-int most_rows(const Gemm& gemm) {
-    int bytes = 256 << 10, most = 192;
-#if defined(__AMX_TILE__)
-    // Weights are unpacked once for all the rows; these cores have 2 MiB.
-    if (gemm.kind == U4) bytes = 1 << 20, most = MOST_BLOCK_ROWS;
-#endif
-    const int rows = bytes / row_bytes(gemm);
-    return rows < 2 * ROW_STEP ? 2 * ROW_STEP : rows < most ? rows : most;
-}
-
 }  // namespace
 
 void multiply_block(const Gemm& gemm, const Block& block) {
 #if defined(__AMX_TILE__)
     if (gemm.kind == BF16) return multiply_bf16_amx(gemm, block);
-    if (gemm.kind == U4 && block.end_row - block.row >= AMX_SPLIT_ROWS) return multiply_split_amx(gemm, block);
-    if (gemm.kind != F32 && gemm.kind != U4 && block.end_row - block.row >= AMX_QUANT_ROWS)
-        return multiply_quantised_amx(gemm, block);
+    if (is_quantised(gemm) && block.end_row - block.row >= AMX_QUANT_ROWS) return multiply_quantised_amx(gemm, block);
 #endif
-    if (gemm.kind == F32 || gemm.kind == BF16) return multiply_float(gemm, block);
-    gemm.kind == U4 ? multiply_split(gemm, block) : multiply_quantised(gemm, block);
+    is_quantised(gemm) ? multiply_quantised(gemm, block) : multiply_float(gemm, block);
 }
 
 void gemm(const Parallel& parallel, const Gemm& gemm) {
     GemmJob job{&gemm, 0, 0, 0, divide_up(gemm.n, PANEL), parallel.threads};
-    const int step = gemm.kind == U4 ? SPLIT_STEP : ROW_STEP;
-    const int blocks = divide_up(gemm.rows, most_rows(gemm) / step * step);
-    job.block_rows = divide_up(divide_up(gemm.rows, blocks), step) * step;
+    const BlockRows& rows = is_quantised(gemm) ? QUANTISED_ROWS : FEW_ROWS;
+    job.block_rows = divide_up(divide_up(gemm.rows, count_blocks(gemm, rows)), rows.step) * rows.step;
     job.row_blocks = divide_up(gemm.rows, job.block_rows);
     job.chunk_panels = job.panels / (parallel.threads * 8);
     if (job.chunk_panels < 1) job.chunk_panels = 1;

@@ -72,15 +72,13 @@ INLINE void multiply_by_rows(const Gemm& gemm, const Block& block, const TileFun
 // By the kind of the weights: what multiply_block chooses from.
 void multiply_float(const Gemm&, const Block&);
 void multiply_quantised(const Gemm&, const Block&);
-void multiply_split(const Gemm&, const Block&);
 // The same with the tile registers of AMX: the same bits for quantised weights, others for bfloat16.
 void multiply_bf16_amx(const Gemm&, const Block&);
 void multiply_quantised_amx(const Gemm&, const Block&);
-void multiply_split_amx(const Gemm&, const Block&);
 
 void gemm(const Parallel&, const Gemm&);
 void to_bf16(const Parallel&, const float*, uint16_t*, int, int);
-void quantize_weights(WeightKind, const float*, int, uint8_t*);
+void quantize_weights(const float*, int, uint8_t*);
 void prepare(const Parallel&, const Prepare&);
 void rms_norm(const Parallel&, const RmsNorm&);
 void add_norm(const Parallel&, const AddNorm&);

@@ -1,4 +1,4 @@
-// Weights to 8 or 4 bits at load, sixteen output features at a time: a lane is a feature's group of 32. Only operations
+// Weights to 4 bits at load, sixteen output features at a time: a lane is a feature's group of 32. Only operations
 // that round alike everywhere, so that a packed file does not depend on the machine that wrote it.
 #include "gemm.hpp"
 
@@ -72,19 +72,6 @@ INLINE F positive_or(F value, F otherwise) { return choose_less(zero(), value, v
 
 INLINE I clamped(F value, float low, float high) { return round_int(min(max(value, set1(low)), set1(high))); }
 
-// Round-to-nearest with the largest magnitude at 127.
-INLINE Codes code_int8(const Groups& groups) {
-    Codes codes;
-    const F largest = max(magnitude(groups.low), magnitude(groups.high));
-    codes.scale = half_bits(add(div(largest, set1(127.0f)), groups.poison));
-    // The quants are of the scale as stored, which was rounded.
-    const F scale = positive_or(half_value(codes.scale), set1(__builtin_huge_valf()));
-    for (int i = 0; i < GROUP; ++i)
-        codes.quants[i] = add_int(clamped(div(groups.x[i], scale), -128.0f, 127.0f), set1_int(128));
-    codes.minimum = zero_int();
-    return codes;
-}
-
 // A scale and a minimum with the least squared error that was found, and N^2 / D of them.
 struct Fit {
     F scale, minimum, gain;
@@ -121,8 +108,8 @@ INLINE void keep_better(Fit& best, const Fit& other) {
 
 // Where the search starts: the range is `levels` steps, of which those beyond 15 are cut off at both ends alike. Whole
 // numbers find weights that were of few levels before; more than 15 shrink the step at the outliers' cost.
-constexpr float LEVELS[] = {15.0f,  14.0f,  13.0f,  12.0f,  11.0f,  10.0f, 9.0f,  8.0f,  14.25f,
-                            14.5f,  14.75f, 15.25f, 15.5f,  16.0f,  16.5f, 17.0f, 18.0f};
+constexpr float LEVELS[] = {15.0f, 14.0f,  13.0f,  12.0f, 11.0f, 10.0f, 9.0f,  8.0f, 14.25f,
+                            14.5f, 14.75f, 15.25f, 15.5f, 16.0f, 16.5f, 17.0f, 18.0f};
 constexpr int REFINEMENTS = 2;
 
 // Scale and minimum by a search (candidate steps, then alternately quants and least squares; the idea of k-means),
@@ -148,8 +135,7 @@ INLINE Codes code_int4(const Groups& groups) {
     codes.minimum = half_bits(add(add(groups.low, best.minimum), groups.poison));
     const F scale = positive_or(half_value(codes.scale), set1(__builtin_huge_valf()));
     const F minimum = half_value(codes.minimum);
-    for (int i = 0; i < GROUP; ++i)
-        codes.quants[i] = clamped(div(sub(groups.x[i], minimum), scale), 0.0f, 15.0f);
+    for (int i = 0; i < GROUP; ++i) codes.quants[i] = clamped(div(sub(groups.x[i], minimum), scale), 0.0f, 15.0f);
     return codes;
 }
 
@@ -159,14 +145,6 @@ INLINE I four_bytes(const I* quants) {
 }
 
 INLINE void store_int(uint8_t* to, I value) { memcpy(to, &value, sizeof value); }
-
-INLINE void write_int8(const Codes (&codes)[2], uint8_t* record) {
-    for (int half = 0; half < 2; ++half) {
-        for (int step = 0; step < GROUP / 4; ++step)
-            store_int(record + step * 128 + half * 64, four_bytes(codes[half].quants + step * 4));
-        store_uint16(reinterpret_cast<uint16_t*>(record + 1024) + half * LANES, codes[half].scale);
-    }
-}
 
 INLINE void write_int4(const Codes (&codes)[2], uint8_t* record) {
     for (int step = 0; step < GROUP / 4; ++step) {
@@ -181,16 +159,12 @@ INLINE void write_int4(const Codes (&codes)[2], uint8_t* record) {
 
 }  // namespace
 
-void quantize_weights(WeightKind kind, const float* values, int k, uint8_t* records) {
-    const int bytes = kind == U8 ? 1024 + 64 : 512 + 128;
+void quantize_weights(const float* values, int k, uint8_t* records) {
     for (int g = 0; g < k / GROUP; ++g) {
         Codes codes[2];
-        for (int half = 0; half < 2; ++half) {
-            const Groups groups = read_groups(values + static_cast<int64_t>(half) * LANES * k, k, g);
-            codes[half] = kind == U8 ? code_int8(groups) : code_int4(groups);
-        }
-        uint8_t* record = records + static_cast<int64_t>(g) * bytes;
-        kind == U8 ? write_int8(codes, record) : write_int4(codes, record);
+        for (int half = 0; half < 2; ++half)
+            codes[half] = code_int4(read_groups(values + static_cast<int64_t>(half) * LANES * k, k, g));
+        write_int4(codes, records + static_cast<int64_t>(g) * (512 + 128));
     }
 }
 

@@ -71,30 +71,8 @@ INLINE void write_bf16(const Row& row, uint16_t* out, int k) {
     }
 }
 
-template <class Row>
-INLINE void write_quants(const Row& row, int8_t* values, QuantGroup* groups, int k) {
-    for (int g = 0; g < k / GROUP; ++g) {
-        const F low = Row::take(row, g * GROUP), high = Row::take(row, g * GROUP + 16);
-        // Magnitudes compare as integers, and NaN as the largest: it ends up in the scale, and so in the result.
-        const I magnitude = set1_int(0x7fffffff);
-        const int32_t bits = max_lanes_int(max_int(and_int(as_int(low), magnitude), and_int(as_int(high), magnitude)));
-        float largest;
-        memcpy(&largest, &bits, 4);
-        const float scale = largest / 127.0f, inverse = 127.0f / largest;
-        // Nothing to quantise: not finite, or so small that the inverse is not.
-        const bool empty = !(largest < HUGE) || !(inverse < HUGE);
-        const F factor = set1(inverse);
-        const I first = empty ? zero_int() : round_int(mul(low, factor));
-        const I second = empty ? zero_int() : round_int(mul(high, factor));
-        store_int8(values + g * GROUP, first);
-        store_int8(values + g * GROUP + 16, second);
-        const int32_t sum_low = sum_lanes_int(first), sum = sum_low + sum_lanes_int(second);
-        groups[g] = {scale, scale * static_cast<float>(sum), -128 * sum, -128 * sum_low};
-    }
-}
-
 // Of a chunk the mean magnitude is SPLIT_MEAN: then few are more than 127 and have a high part.
-constexpr float SPLIT_MEAN = 127.0f / 8.0f;
+constexpr float SPLIT_MEAN = 127.0f / 6.0f;
 constexpr float MOST_SPLIT = 127.0f * 128.0f + 63.0f;
 
 // The scale of some values: one that most of them fit in 8 bits with, and all in 15.
@@ -178,10 +156,8 @@ void write_input(const Prepare& job, const Row& row, int64_t r) {
         write_floats(row, static_cast<float*>(job.input) + r * k, k);
     } else if (job.kind == BF16) {
         write_bf16(row, static_cast<uint16_t*>(job.input) + r * ((k + 1) / 2 * 2), k);
-    } else if (job.kind == U4) {
-        write_split(row, job.split, r, k);
     } else {
-        write_quants(row, static_cast<int8_t*>(job.input) + r * k, job.groups + r * (k / GROUP), k);
+        write_split(row, job.split, r, k);
     }
 }
 
@@ -271,7 +247,7 @@ struct Activate {
 void prepare(const Parallel& parallel, const Prepare& job) { run_rows(parallel, Preparation{job}, job.rows); }
 
 void to_bf16(const Parallel& parallel, const float* x, uint16_t* out, int rows, int k) {
-    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, nullptr, {}, rows, k});
+    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, {}, rows, k});
 }
 
 void rms_norm(const Parallel& parallel, const RmsNorm& norm) { run_rows(parallel, Normalize{norm}, norm.rows); }

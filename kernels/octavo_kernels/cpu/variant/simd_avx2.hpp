@@ -66,6 +66,7 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 INLINE I sub_int(I a, I b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+INLINE I mul_int(I a, I b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
 INLINE I max_int(I a, I b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 INLINE I shift_left(I a, int bits) { return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)}; }
 INLINE I shift_right(I a, int bits) { return {_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits)}; }
@@ -102,6 +103,10 @@ INLINE bool any(I a) {
 INLINE F load_half(const uint16_t* from) {
     const __m128i* both = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(both)), _mm256_cvtph_ps(_mm_loadu_si128(both + 1))};
+}
+INLINE I load_int16(const void* from) {
+    const __m128i* both = static_cast<const __m128i*>(from);
+    return {_mm256_cvtepi16_epi32(_mm_loadu_si128(both)), _mm256_cvtepi16_epi32(_mm_loadu_si128(both + 1))};
 }
 INLINE F load_int8(const int8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));

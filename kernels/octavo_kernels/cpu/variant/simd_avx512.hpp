@@ -10,7 +10,7 @@ using I = __m512i;
 constexpr int TILE_VECTORS = 2;  // registers of 16 output features that a tile holds at once
 constexpr int QUANT_ROWS = 6, FLOAT_ROWS = 8;
 constexpr int MOST_TILE_ROWS = 8;
-constexpr int AMX_QUANT_ROWS = 6, AMX_SPLIT_ROWS = 9;  // from so many rows on the tile registers are faster
+constexpr int AMX_QUANT_ROWS = 9;  // from so many rows on the tile registers are faster
 constexpr int ATTENTION_CHUNK = 6, SCORE_BLOCKS = 4, VALUE_VECTORS = 4;
 
 INLINE __mmask16 first(int count) {
@@ -52,6 +52,7 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+INLINE I mul_int(I a, I b) { return _mm512_mullo_epi32(a, b); }
 INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
 INLINE I shift_right(I a, int bits) { return _mm512_srai_epi32(a, static_cast<unsigned>(bits)); }
@@ -75,6 +76,9 @@ INLINE bool any(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
 
 INLINE F load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+INLINE I load_int16(const void* from) {
+    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 }
 INLINE F load_int8(const int8_t* from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));

@@ -67,6 +67,7 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return a + b; }
 INLINE I sub_int(I a, I b) { return a - b; }
+INLINE I mul_int(I a, I b) { return a * b; }
 INLINE I max_int(I a, I b) {
     const I more = a > b;
     return (more & a) | (~more & b);
@@ -121,6 +122,13 @@ INLINE float half_to_float(uint16_t half) {
 INLINE F load_half(const uint16_t* from) {
     F result;
     for (int i = 0; i < 16; ++i) result[i] = half_to_float(from[i]);
+    return result;
+}
+INLINE I load_int16(const void* from) {
+    int16_t values[16];
+    memcpy(values, from, sizeof values);
+    I result;
+    for (int i = 0; i < 16; ++i) result[i] = values[i];
     return result;
 }
 INLINE F load_int8(const int8_t* from) {

@@ -1,4 +1,4 @@
-// Weights of 4 bits as kernels.hpp's U4 holds them: whole steps of one unit in each chunk.
+// Weights of 4 and 8 bits as kernels.hpp has them: whole steps of one unit in each chunk.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,23 +8,25 @@
 
 namespace octavo {
 
-constexpr std::size_t SPLIT_QUANT_BYTES = 512;
-constexpr std::size_t SPLIT_RECORD_BYTES = SPLIT_QUANT_BYTES + PANEL * 4;
 constexpr std::size_t UNIT_BYTES = PANEL * 4;
 
+// Bytes of the quants of a record of U8 or U4, and of all of it.
+std::size_t quant_bytes(WeightKind kind);
+std::size_t record_bytes(WeightKind kind);
+
 // Bytes of a panel of `groups` groups.
-std::size_t split_panel_bytes(std::size_t groups);
+std::size_t panel_bytes(WeightKind kind, std::size_t groups);
 
 // Where the units of a group's chunk and its record lie in a panel.
-struct SplitPlace {
+struct RecordPlace {
     std::size_t units, record;
 };
-SplitPlace split_place(std::size_t group, std::size_t groups);
+RecordPlace record_place(WeightKind kind, std::size_t group, std::size_t groups);
 
-// Writes a panel: first every group's quants and factors, then their common units. What is not set is zero.
-class SplitPanel {
+// Writes a panel of 4 bits: first every group's quants and factors, then their common units. What is not set is zero.
+class FourBitPanel {
 public:
-    SplitPanel(std::size_t groups, std::uint8_t* out);
+    FourBitPanel(std::size_t groups, std::uint8_t* out);
 
     void set_quants(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP]);
     // weight = scale * quant + minimum
@@ -47,5 +49,9 @@ private:
     std::uint8_t* out_;
     std::vector<Factors> factors_;  // [groups, 32]
 };
+
+// Writes a panel of 8 bits, values [32][k]. A unit is the chunk's largest weight / MOST_UNITS, a group's step the least
+// one that its largest weight is at most 127 of; units as above.
+void pack_eight_bits(const float* values, std::size_t k, std::uint8_t* out);
 
 }  // namespace octavo

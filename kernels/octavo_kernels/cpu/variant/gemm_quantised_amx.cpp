@@ -1,5 +1,5 @@
-// Products of U4 weights and split activations with the tile registers of AMX. A weight is unpacked to an integer of 15
-// bits, as two of 8: 128 * upper + lower. Sums stay in tiles from the first feature of a chunk to the last.
+// Products of quantised weights and activations with the tile registers of AMX. A weight is unpacked to an integer of
+// 15 bits, as two of 8: 128 * upper + lower. Sums stay in tiles from the first feature of a chunk to the last.
 #include "amx.hpp"
 #include "split.hpp"
 
@@ -46,33 +46,57 @@ INLINE void store_halves(const Pairs& w, int8_t* lower, int8_t* upper) {
 // The steps of 16 output features, twice each, and what a quant of 0 means, plus 64.
 struct Steps {
     __m512i step, base;
-
-    INLINE Steps of(const uint8_t* pairs) {
-        const __m512i both = _mm512_loadu_si512(pairs), upper = _mm512_srli_epi32(both, 16);
-        const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(0xffff));
-        const __m512i step = _mm512_or_si512(low, _mm512_slli_epi32(both, 16));
-        const __m512i middle = _mm512_or_si512(upper, _mm512_slli_epi32(upper, 16));
-        return {step, _mm512_add_epi16(_mm512_sub_epi16(middle, _mm512_slli_epi16(step, 3)), _mm512_set1_epi16(64))};
-    }
 };
 
+template <WeightKind KIND>
+INLINE Steps steps_of(const uint8_t* record, int half) {
+    const uint8_t* at = record + Format<KIND>::quant_bytes;
+    const __m512i plus = _mm512_set1_epi16(64);
+    if constexpr (KIND == U8) {
+        const __m512i one = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + half * 32)));
+        const __m512i step = _mm512_or_si512(one, _mm512_slli_epi32(one, 16));
+        return {step, _mm512_sub_epi16(plus, _mm512_slli_epi16(step, 7))};
+    }
+    const __m512i both = _mm512_loadu_si512(at + half * 64), upper = _mm512_srli_epi32(both, 16);
+    const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(0xffff));
+    const __m512i step = _mm512_or_si512(low, _mm512_slli_epi32(both, 16));
+    const __m512i middle = _mm512_or_si512(upper, _mm512_slli_epi32(upper, 16));
+    return {step, _mm512_add_epi16(_mm512_sub_epi16(middle, _mm512_slli_epi16(step, 3)), plus)};
+}
+
+INLINE void stage_bytes(const uint8_t* quants, const Steps& steps, int8_t* lower, int8_t* upper) {
+    const __m512i q = _mm512_loadu_si512(quants);
+    const Pairs weights =
+        weigh(_mm512_and_si512(q, _mm512_set1_epi16(255)), _mm512_srli_epi16(q, 8), steps.step, steps.base);
+    store_halves(weights, lower, upper);
+}
+
+template <WeightKind KIND>
 INLINE void stage_group(const uint8_t* record, int half_tile, StagedTile& left, StagedTile& right) {
-    const Steps first = Steps::of(record + SPLIT_QUANT_BYTES), second = Steps::of(record + SPLIT_QUANT_BYTES + 64);
+    const Steps first = steps_of<KIND>(record, 0), second = steps_of<KIND>(record, 1);
     const __m512i nibble = _mm512_set1_epi16(15);
     UNROLLED(step, GROUP / 4) {
-        const __m512i q = _mm512_loadu_si512(record + step * 64), q8 = _mm512_srli_epi16(q, 8);
         const int row = half_tile * (GROUP / 4) + step;
-        store_halves(weigh(_mm512_and_si512(q, nibble), _mm512_and_si512(q8, nibble), first.step, first.base),
-                     left.lower[row][0], left.upper[row][0]);
-        store_halves(weigh(_mm512_and_si512(_mm512_srli_epi16(q, 4), nibble), _mm512_srli_epi16(q, 12), second.step,
-                           second.base),
-                     right.lower[row][0], right.upper[row][0]);
+        if constexpr (KIND == U8) {
+            stage_bytes(record + step * 128, first, left.lower[row][0], left.upper[row][0]);
+            stage_bytes(record + step * 128 + 64, second, right.lower[row][0], right.upper[row][0]);
+        } else {
+            const __m512i q = _mm512_loadu_si512(record + step * 64), q8 = _mm512_srli_epi16(q, 8);
+            store_halves(weigh(_mm512_and_si512(q, nibble), _mm512_and_si512(q8, nibble), first.step, first.base),
+                         left.lower[row][0], left.upper[row][0]);
+            store_halves(weigh(_mm512_and_si512(_mm512_srli_epi16(q, 4), nibble), _mm512_srli_epi16(q, 12), second.step,
+                               second.base),
+                         right.lower[row][0], right.upper[row][0]);
+        }
     }
 }
 
+template <WeightKind KIND>
 INLINE void stage(const uint8_t* records, int groups, StagedChunk& staged) {
-    for (int g = 0; g < groups; ++g)
-        stage_group(records + g * SPLIT_RECORD_BYTES, g % 2, staged.tiles[0][g / 2], staged.tiles[1][g / 2]);
+    for (int g = 0; g < groups; ++g) {
+        stage_group<KIND>(records + g * Format<KIND>::record_bytes, g % 2, staged.tiles[0][g / 2],
+                          staged.tiles[1][g / 2]);
+    }
     if (groups % 2 == 0) return;
     for (StagedTile(&half)[MOST_TILES] : staged.tiles) {
         memset(half[groups / 2].lower[GROUP / 4], 0, sizeof half[0].lower / 2);
@@ -278,11 +302,10 @@ INLINE Prefetch next_panel(const Gemm& gemm, const Block& block, int panel, int6
     return {at, next < 0 ? at : at + panel_bytes, divide_up(static_cast<int>(panel_bytes / 64), pieces)};
 }
 
-}  // namespace
-
-void multiply_split_amx(const Gemm& gemm, const Block& block) {
+template <WeightKind KIND>
+void run(const Gemm& gemm, const Block& block) {
     const int groups = gemm.k / GROUP, chunks = count_chunks(groups);
-    const int64_t panel_bytes = split_panel_bytes(groups);
+    const int64_t panel_bytes = panel_bytes_of<KIND>(groups);
     const Passes passes = Passes::of(block.end_row - block.row);
     alignas(64) float sums[(MOST_BLOCK_ROWS + MOST_ROWS) * PANEL];
     StagedChunk staged;
@@ -292,8 +315,8 @@ void multiply_split_amx(const Gemm& gemm, const Block& block) {
         Prefetch prefetch = next_panel(gemm, block, panel, panel_bytes, 2 * passes.count * chunks);
         for (int c = 0; c < chunks; ++c) {
             const ChunkGroups here = groups_of(c, groups);
-            const WeightChunk weight = WeightChunk::of(weights, c, here.first);
-            stage(weight.records, here.count, staged);
+            const WeightChunk weight = chunk_of<KIND>(weights, c, here.first);
+            stage<KIND>(weight.records, here.count, staged);
             written();
             const PanelChunk chunk{staged, weight.units, panel, c, chunks, sums, prefetch};
             for (int first = 0; first < passes.count; first += TOGETHER) {
@@ -302,6 +325,12 @@ void multiply_split_amx(const Gemm& gemm, const Block& block) {
             }
         }
     }
+}
+
+}  // namespace
+
+void multiply_quantised_amx(const Gemm& gemm, const Block& block) {
+    gemm.kind == U8 ? run<U8>(gemm, block) : run<U4>(gemm, block);
 }
 
 }  // namespace octavo::OCTAVO_VARIANT
