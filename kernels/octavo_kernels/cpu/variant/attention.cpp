@@ -21,7 +21,8 @@ constexpr float QUERY_MOST = 127 * 128, DIGITS_MOST = 128 * 128 - 1;
 // the same blocks of the partition at hand.
 struct Rows {
     const Attention& attention;
-    const int32_t* table;  // of blocks
+    const int32_t* table;       // of blocks
+    const int32_t* next_table;  // of the sequence that is likely to follow on this thread, or null
     int kv_head, count;
     int64_t offsets[ATTENTION_ROWS];  // of the row in q and out
     int first[ATTENTION_ROWS], last[ATTENTION_ROWS];
@@ -58,7 +59,7 @@ INLINE void add_tile(Rows& rows, const QueryTile& tile, int slice) {
 
 INLINE Rows rows_of(const Attention& a, int item) {
     const int lane = item % lanes(a);
-    Rows rows{a, nullptr, lane / slices(a), 0, {}, {}, {}, INT32_MAX, -1};
+    Rows rows{a, nullptr, nullptr, lane / slices(a), 0, {}, {}, {}, INT32_MAX, -1};
     add_tile(rows, a.tiles[item / lanes(a)], lane % slices(a));
     return rows;
 }
@@ -186,22 +187,36 @@ INLINE void score_rows(const HeadBlock* blocks, Queries q, int rows, int head_di
     if constexpr (ROWS > 1) score_rows<KIND, BLOCKS, ROWS - 1>(blocks, q, rows, head_dim, scores);
 }
 
-// The values will be wanted when the scores are there.
-INLINE void fetch_values(const HeadBlock* blocks, int count, int bytes) {
-    for (int b = 0; b < count; ++b) {
-        for (int at = 0; at < bytes; at += 64) __builtin_prefetch(blocks[b].values + at);
+// Fetch what will be wanted soon: a block's values, when the scores are there; then the keys of the next head, which lie
+// behind them, or after the last head the keys of the sequence that follows.
+template <CacheKind KIND>
+INLINE void fetch_ahead(const Rows& rows, const Span& span, int begin, int count) {
+    const Cache& cache = rows.attention.cache;
+    const int plane = cache.head_dim * BLOCK_TOKENS * element_bytes(KIND);
+    const int scales = KIND == CACHE_INT8 ? 2 * BLOCK_TOKENS * static_cast<int>(sizeof(float)) : 0;
+    const bool last = rows.kv_head + 1 == cache.kv_heads;
+    for (int b = begin; b < begin + count; ++b) {
+        const uint8_t* values = span.blocks[b].values;
+        for (int at = 0; at < plane + scales; at += 64) __builtin_prefetch(values + at);
+        const uint8_t* keys = values + plane + scales;
+        if (last) {
+            if (!rows.next_table) continue;
+            const int32_t block = rows.next_table[span.begin / BLOCK_TOKENS + b];
+            if (block < 0) continue;
+            keys = head_block(cache, block, 0).keys;
+        }
+        for (int at = 0; at < plane; at += 64) __builtin_prefetch(keys + at, 0, 2);
     }
 }
 
 template <CacheKind KIND>
 void score(const Rows& rows, const Span& span, const Queries& q, float* scores) {
     const int head_dim = rows.attention.cache.head_dim;
-    const int bytes = head_dim * BLOCK_TOKENS * element_bytes(KIND);
     for (int block = 0; block < span.count();) {
         const HeadBlock* blocks = span.blocks + block;
         float* to = scores + span.begin - span.start + block * BLOCK_TOKENS;
         const int count = span.count() - block < SCORE_BLOCKS ? 1 : SCORE_BLOCKS;
-        fetch_values(blocks, count, bytes);
+        fetch_ahead<KIND>(rows, span, block, count);
         if (count == SCORE_BLOCKS) {
             score_rows<KIND, SCORE_BLOCKS>(blocks, q, rows.count, head_dim, to);
         } else {
@@ -211,56 +226,88 @@ void score(const Rows& rows, const Span& span, const Queries& q, float* scores) 
     }
 }
 
-// Turn one row's scores into weights; what the row does not see gets an exact 0.
-INLINE void soften(const Rows& rows, const Span& span, int row, float* scores, const Partial& partial) {
-    const float softcap = rows.attention.softcap;
-    const int begin = span.begin - span.start, end = span.high - span.start;
-    const int low = rows.first[row] - span.start, high = rows.last[row] + 1 - span.start;
-    F most = set1(LOWEST);
-    for (int i = begin; i < end; i += BLOCK_TOKENS) {
-        F value = load(scores + i);
-        if (softcap != 0.0f) value = mul(hyperbolic_tangent(div(value, set1(softcap))), set1(softcap));
-        value = keep_between(value, low - i, high - i, set1(-__builtin_huge_valf()));
-        store(scores + i, value);
-        most = max(most, value);
-    }
-    // Where a row sees nothing the largest stays finite: -inf - -inf would be NaN.
-    const float largest = max_lanes(most);
-    F total = zero();
-    for (int i = begin; i < end; i += BLOCK_TOKENS) {
-        const F weight = exponential(sub(load(scores + i), set1(largest)));
-        store(scores + i, weight);
-        total = add(total, weight);
-    }
-    partial.largest[row] = largest;
-    partial.total[row] = sum_lanes(total);
+// The positions that a row sees, counted from the partition's start.
+struct Seen {
+    int low, high;
+
+    bool whole_block(int at) const { return low <= at && at + BLOCK_TOKENS <= high; }
+};
+
+INLINE Seen seen_by(const Rows& rows, const Span& span, int row) {
+    return {rows.first[row] - span.start, rows.last[row] + 1 - span.start};
 }
 
-// A row's weights times the values' scales as digits, upper and lower [rows][256]; returns the lower digits' unit.
-INLINE float quantize_weights_of(const Rows& rows, const Span& span, int row, float* weights, uint8_t* const* digits) {
+// Each row's largest score; what a row does not see becomes -inf. Where a row sees nothing the largest stays finite:
+// -inf - -inf would be NaN. A pass is made over all rows before the next one begins, so that its latencies overlap.
+INLINE void find_largest(const Rows& rows, const Span& span, float* scores, float* largest) {
+    const float softcap = rows.attention.softcap;
+    const int begin = span.begin - span.start, end = span.high - span.start;
+    for (int r = 0; r < rows.count; ++r, scores += PARTITION_TOKENS) {
+        const Seen seen = seen_by(rows, span, r);
+        F most = set1(LOWEST);
+        for (int i = begin; i < end; i += BLOCK_TOKENS) {
+            F value = load(scores + i);
+            if (softcap != 0.0f) {
+                value = mul(hyperbolic_tangent(div(value, set1(softcap))), set1(softcap));
+                store(scores + i, value);
+            }
+            if (!seen.whole_block(i)) {
+                value = keep_between(value, seen.low - i, seen.high - i, set1(-__builtin_huge_valf()));
+                store(scores + i, value);
+            }
+            most = max(most, value);
+        }
+        largest[r] = max_lanes(most);
+    }
+}
+
+// Turn scores into weights; what a row does not see gets an exact 0. Of an int8 cache the weights take the values'
+// scales in, and `most` becomes each row's largest one.
+template <CacheKind KIND>
+INLINE void soften(const Rows& rows, const Span& span, float* scores, const Partial& partial, float* most) {
     const int begin = span.begin - span.start;
-    const int low = rows.first[row] - span.start, high = rows.last[row] + 1 - span.start;
-    I most = zero_int();
-    for (int b = 0; b < span.count(); ++b) {
-        const int i = begin + b * BLOCK_TOKENS;
-        const F scaled = mul(load(weights + i), load(span.blocks[b].value_scales));
-        // The scales of what the row does not see may be anything.
-        const F seen = keep_between(scaled, low - i, high - i, zero());
-        store(weights + i, seen);
-        most = max_int(most, and_int(as_int(seen), set1_int(0x7fffffff)));
+    for (int r = 0; r < rows.count; ++r, scores += PARTITION_TOKENS) {
+        const Seen seen = seen_by(rows, span, r);
+        const F largest = set1(partial.largest[r]);
+        F total = zero();
+        I bits = zero_int();
+        for (int b = 0; b < span.count(); ++b) {
+            const int i = begin + b * BLOCK_TOKENS;
+            F weight = exponential(sub(load(scores + i), largest));
+            total = add(total, weight);
+            if constexpr (KIND == CACHE_INT8) {
+                weight = mul(weight, load(span.blocks[b].value_scales));
+                // The scales of what the row does not see may be anything.
+                if (!seen.whole_block(i)) weight = keep_between(weight, seen.low - i, seen.high - i, zero());
+                bits = max_int(bits, and_int(as_int(weight), set1_int(0x7fffffff)));
+            }
+            store(scores + i, weight);
+        }
+        partial.total[r] = sum_lanes(total);
+        if constexpr (KIND == CACHE_INT8) {
+            const int32_t largest_bits = max_lanes_int(bits);
+            memcpy(most + r, &largest_bits, 4);
+        }
     }
-    // As in quantize_query: what is not finite stays so by the unit.
-    const int32_t bits = max_lanes_int(most);
-    float largest;
-    memcpy(&largest, &bits, 4);
-    const float inverse = DIGITS_MOST / largest;
-    const F factor = set1(inverse < __builtin_huge_valf() ? inverse : 0.0f);
-    for (int i = begin; i < begin + span.count() * BLOCK_TOKENS; i += BLOCK_TOKENS) {
-        const I whole = round_int(mul(load(weights + i), factor));
-        store_int8(reinterpret_cast<int8_t*>(digits[0]) + i, shift_right(whole, DIGIT_BITS));
-        store_int8(reinterpret_cast<int8_t*>(digits[1]) + i, and_int(whole, set1_int((1 << DIGIT_BITS) - 1)));
+}
+
+// Weights as digits, upper and lower [rows][256]. `units` comes with each row's largest weight and becomes the lower
+// digits' unit. As in quantize_query: what is not finite stays so by the unit.
+INLINE void quantize_weights_of(const Span& span, int rows, const float* weights, uint8_t* const* digits,
+                                float* units) {
+    const int begin = span.begin - span.start, end = begin + span.count() * BLOCK_TOKENS;
+    int8_t* upper = reinterpret_cast<int8_t*>(digits[0]);
+    int8_t* lower = reinterpret_cast<int8_t*>(digits[1]);
+    for (int r = 0; r < rows; ++r) {
+        const float inverse = DIGITS_MOST / units[r];
+        const F factor = set1(inverse < __builtin_huge_valf() ? inverse : 0.0f);
+        for (int i = r * PARTITION_TOKENS + begin; i < r * PARTITION_TOKENS + end; i += BLOCK_TOKENS) {
+            const I whole = round_int(mul(load(weights + i), factor));
+            store_int8(upper + i, shift_right(whole, DIGIT_BITS));
+            store_int8(lower + i, and_int(whole, set1_int((1 << DIGIT_BITS) - 1)));
+        }
+        units[r] = units[r] / DIGITS_MOST;
     }
-    return largest / DIGITS_MOST;
 }
 
 // 16 dimensions of an even token's value, and of the next one's.
@@ -460,14 +507,9 @@ void attend_partition(const Rows& rows, int partition, const Queries& q, const S
     find_span(rows, partition, span);
     score<KIND>(rows, span, q, scratch.scores);
     uint8_t* const digits[2] = {scratch.digits, scratch.digits + ATTENTION_ROWS * PARTITION_TOKENS};
-    for (int r = 0; r < rows.count; ++r) {
-        float* scores = scratch.scores + r * PARTITION_TOKENS;
-        soften(rows, span, r, scores, partial);
-        if constexpr (KIND == CACHE_INT8) {
-            uint8_t* const of_row[2] = {digits[0] + r * PARTITION_TOKENS, digits[1] + r * PARTITION_TOKENS};
-            scratch.units[r] = quantize_weights_of(rows, span, r, scores, of_row);
-        }
-    }
+    find_largest(rows, span, scratch.scores, partial.largest);
+    soften<KIND>(rows, span, scratch.scores, partial, scratch.units);
+    if constexpr (KIND == CACHE_INT8) quantize_weights_of(span, rows.count, scratch.scores, digits, scratch.units);
     const Weights weights{scratch.scores, {digits[0], digits[1]}, scratch.units};
     int d = 0;
     for (; d + 16 * VALUE_VECTORS <= head_dim; d += 16 * VALUE_VECTORS) {
@@ -519,7 +561,7 @@ void run_shared(void* pointer, int index, int thread) {
     const SharedTiles& shared = a.shared[index % a.num_shared];
     const Scratch scratch = scratch_of(a, thread);
     for (int next = shared.first; next < shared.first + shared.count;) {
-        Rows rows{a, nullptr, lane / slices(a), 0, {}, {}, {}, INT32_MAX, -1};
+        Rows rows{a, nullptr, nullptr, lane / slices(a), 0, {}, {}, {}, INT32_MAX, -1};
         const int begin = next;
         while (next < shared.first + shared.count) {
             const QueryTile& tile = a.tiles[a.shared_tiles[next]];
@@ -542,9 +584,9 @@ void run_shared(void* pointer, int index, int thread) {
 }
 
 template <CacheKind KIND>
-void run_whole(void* pointer, int item, int thread) {
-    const Attention& a = *static_cast<const Attention*>(pointer);
-    const Rows rows = rows_of(a, item);
+void attend_whole(const Attention& a, int item, int thread, const int32_t* next_table) {
+    Rows rows = rows_of(a, item);
+    rows.next_table = next_table;
     if (rows.lowest > rows.highest) return finish_empty(rows);
     const Scratch scratch = scratch_of(a, thread);
     const int shared = a.tiles[item / lanes(a)].shared, last = rows.highest / PARTITION_TOKENS;
@@ -564,6 +606,27 @@ void run_whole(void* pointer, int item, int thread) {
         }
     }
     finish(rows, merged);
+}
+
+template <CacheKind KIND>
+void run_whole(void* pointer, int item, int thread) {
+    attend_whole<KIND>(*static_cast<const Attention*>(pointer), item, thread, nullptr);
+}
+
+struct Tiles {
+    const Attention& attention;
+    int threads;
+};
+
+// All heads of a tile: their keys and values lie next to each other.
+template <CacheKind KIND>
+void run_tile(void* pointer, int tile, int thread) {
+    const Tiles& tiles = *static_cast<const Tiles*>(pointer);
+    const Attention& a = tiles.attention;
+    const int next = tile + tiles.threads, row = a.tiles[tile].row;
+    const bool other = next < a.num_tiles && a.tiles[next].row != row;
+    const int32_t* next_table = other ? a.block_tables + a.tiles[next].row * a.max_blocks : nullptr;
+    for (int lane = 0; lane < lanes(a); ++lane) attend_whole<KIND>(a, tile * lanes(a) + lane, thread, next_table);
 }
 
 template <CacheKind KIND>
@@ -591,12 +654,20 @@ void run_merge(void* pointer, int item, int) {
     finish(rows, merged);
 }
 
+constexpr int TILES_PER_THREAD = 8;
+
 template <CacheKind KIND>
 void run(const Parallel& parallel, Attention attention) {
     const int items = attention.num_tiles * lanes(attention);
     if (attention.num_shared)
         parallel.run(parallel.pool, run_shared<KIND>, &attention, attention.num_shared * lanes(attention));
-    if (!attention.split) return parallel.run(parallel.pool, run_whole<KIND>, &attention, items);
+    if (!attention.split) {
+        // A tile is one piece of work where that leaves enough pieces.
+        Tiles tiles{attention, parallel.threads};
+        if (attention.num_tiles >= TILES_PER_THREAD * parallel.threads)
+            return parallel.run(parallel.pool, run_tile<KIND>, &tiles, attention.num_tiles);
+        return parallel.run(parallel.pool, run_whole<KIND>, &attention, items);
+    }
     parallel.run(parallel.pool, run_part<KIND>, &attention, items * attention.stored_partitions);
     parallel.run(parallel.pool, run_merge, &attention, items);
 }
