@@ -583,11 +583,25 @@ void run_shared(void* pointer, int index, int thread) {
     }
 }
 
+// The rows' results are written last, but from memory that is not at hand; the next head's queries follow this one's.
+INLINE void fetch_rows(const Rows& rows) {
+    const int head_dim = rows.attention.cache.head_dim;
+    const int next = rows.attention.heads / rows.attention.cache.kv_heads * head_dim;
+    const bool last = rows.kv_head + 1 == rows.attention.cache.kv_heads;
+    for (int r = 0; r < rows.count; ++r) {
+        for (int d = 0; d < head_dim; d += 16) {
+            __builtin_prefetch(rows.output(r) + d, 1);
+            if (!last) __builtin_prefetch(rows.query(r) + next + d);
+        }
+    }
+}
+
 template <CacheKind KIND>
 void attend_whole(const Attention& a, int item, int thread, const int32_t* next_table) {
     Rows rows = rows_of(a, item);
     rows.next_table = next_table;
     if (rows.lowest > rows.highest) return finish_empty(rows);
+    fetch_rows(rows);
     const Scratch scratch = scratch_of(a, thread);
     const int shared = a.tiles[item / lanes(a)].shared, last = rows.highest / PARTITION_TOKENS;
     const int first = rows.lowest / PARTITION_TOKENS;
