@@ -179,10 +179,13 @@ def test_a_query_alone_is_itself_in_a_chunk_and_among_others(pool: Pool, dtype: 
             assert np.array_equal(attend(pool, alone, window)[0], together[token]), (row, token)
 
 
-@pytest.mark.parametrize("window", [0, 50])
-def test_an_int8_cache_gives_the_same_bits_on_every_variant(pools: dict[str, Pool], window: int) -> None:
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (0, 3.0)])
+def test_an_int8_cache_gives_the_same_bits_on_every_variant(
+    pools: dict[str, Pool], heads: tuple[int, int, int], window: int, softcap: float
+) -> None:
     rows = [(530, 40), (90, 90), (1, 1), (300, 1)]
-    results = [attend(each, build(each, rows, (9, 3, 64), "int8"), window) for each in pools.values()]
+    results = [attend(each, build(each, rows, heads, "int8"), window, softcap) for each in pools.values()]
     for result in results[1:]:
         assert np.array_equal(result, results[0])
 
@@ -272,6 +275,30 @@ def test_rotation_norms_and_the_written_cache(pool: Pool, half: int, norms: bool
     assert np.array_equal(keys, expected[0].numpy())
     assert np.array_equal(values, expected[1].numpy())
     assert not cache[:, 0].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_written_cache_does_not_depend_on_how_tokens_come(pool: Pool, dtype: str) -> None:
+    kv_heads, head_dim, half = 2, 48, 16
+    slots = np.concatenate([np.arange(7, 60), [-1, -1], np.arange(64, 68), [101, 99, 100, 102], np.arange(112, 300)])
+    tokens, layout, rng = len(slots), CacheLayout(dtype, kv_heads, head_dim), np.random.default_rng(5)
+    qkv = rng.standard_normal((tokens, 3 + 2 * kv_heads, head_dim), dtype=np.float32)
+    cos, sin = rng.standard_normal((2, tokens, half), dtype=np.float32)
+
+    def write(steps: list[NDArray[np.int64]]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        cache = np.zeros((20, layout.block_bytes), np.uint8)
+        q = np.empty((tokens, 3, head_dim), np.float32)
+        for at in steps:
+            out = np.empty((len(at), 3, head_dim), np.float32)
+            rope_and_cache(pool, qkv[at], cos[at], sin[at], slots[at], out, cache, layout)
+            q[at] = out
+        return cache, q
+
+    together = write([np.arange(tokens)])
+    for steps in (np.split(np.arange(tokens), tokens), np.split(np.arange(tokens), [3, 4, 50, 120])):
+        apart = write(steps)
+        assert np.array_equal(apart[0], together[0])
+        assert np.array_equal(apart[1], together[1])
 
 
 def normed(pool: Pool, x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:

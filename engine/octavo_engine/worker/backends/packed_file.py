@@ -72,7 +72,7 @@ class Contents(NamedTuple):
         return {"version": PACKING_VERSION, "model": self.model, "source": self.source, "entries": entries}
 
 
-def place_entries(sizes: list[tuple[str, str, int, int, int, bool, int]]) -> tuple[Entry, ...]:
+def place_entries(sizes: list[tuple[str, str, int, int, bool, int]]) -> tuple[Entry, ...]:
     """Return entries one after the other, each on a cache line; `sizes` is an entry without its offset."""
     entries, offset = [], 0
     for name, layout, n, k, gate_up, nbytes in sizes:

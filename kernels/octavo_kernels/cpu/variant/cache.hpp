@@ -3,9 +3,6 @@
 #include "math.hpp"
 
 namespace octavo::OCTAVO_VARIANT {
-namespace {
-
-INLINE int element_bytes(CacheKind kind) { return kind == CACHE_F32 ? 4 : kind == CACHE_BF16 ? 2 : 1; }
 
 struct HeadBlock {
     uint8_t* keys;
@@ -13,6 +10,10 @@ struct HeadBlock {
     float* key_scales;  // of an int8 cache
     float* value_scales;
 };
+
+namespace {
+
+INLINE int element_bytes(CacheKind kind) { return kind == CACHE_F32 ? 4 : kind == CACHE_BF16 ? 2 : 1; }
 
 INLINE HeadBlock head_block(const Cache& cache, int64_t block, int kv_head) {
     const int64_t plane = static_cast<int64_t>(cache.head_dim) * BLOCK_TOKENS * element_bytes(cache.kind);
