@@ -13,6 +13,8 @@ struct Part {
     int64_t groups_stride;
 };
 
+// How far ahead of several rows' work weights are asked for: the hardware's own fetching ends with a page.
+constexpr int AHEAD = 4096;
 constexpr int GROUP_INTS = sizeof(SplitGroup) / sizeof(int32_t);
 
 // Four input features of 16 * V output features.
@@ -60,6 +62,9 @@ INLINE void add_groups(I (&total)[ROWS][V], const uint8_t* records, int column, 
         const int8_t* x = part.values + g * GROUP;
         const int32_t* about = part.groups + g * GROUP_INTS;
         I dots[ROWS][V];
+        if constexpr (ROWS > 2) {
+            UNROLLED(line, Format<KIND>::record_bytes / 64) __builtin_prefetch(record + AHEAD + line * 64);
+        }
         UNROLLED(r, ROWS) {
             const I start = start_of<KIND>(about[r * part.groups_stride]);
             UNROLLED(v, V) dots[r][v] = start;
@@ -98,17 +103,19 @@ void tile(const Gemm& gemm, int row, int panel, float* sums) {
             const WeightChunk chunk = chunk_of<KIND>(weights, c, here.first);
             const int64_t at = row * x.stride + here.first * GROUP;
             const int64_t groups_stride = static_cast<int64_t>(groups) * GROUP_INTS;
-            uint32_t bits = 0;
-            for (int r = 0; r < ROWS; ++r) bits |= scales[r * chunks + c].high;
             I low[ROWS][V], high[ROWS][V];
             UNROLLED(r, ROWS)
                 UNROLLED(v, V) low[r][v] = high[r][v] = zero_int();
             add_groups<KIND, ROWS, V>(low, chunk.records, column,
                                       static_cast<uint32_t>((uint64_t{1} << here.count) - 1),
                                       {x.low + at, x.stride, &about[here.first].low_start, groups_stride});
-            if (bits) {
-                add_groups<KIND, ROWS, V>(high, chunk.records, column, bits,
-                                          {x.high + at, x.stride, &about[here.first].high_start, groups_stride});
+            // Few groups have a high part, and other ones in every row.
+            for (int r = 0; r < ROWS; ++r) {
+                const uint32_t bits = scales[r * chunks + c].high;
+                if (bits == 0) continue;
+                const SplitGroup& group = about[r * groups + here.first];
+                add_groups<KIND, 1, V>(reinterpret_cast<I(&)[1][V]>(high[r]), chunk.records, column, bits,
+                                       {x.high + at + r * x.stride, x.stride, &group.high_start, groups_stride});
             }
             UNROLLED(v, V) {
                 const F units = load(chunk.units + column + v * 16);
