@@ -266,15 +266,15 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
                    std::size_t top_k) {
     const std::size_t width = 64, features = 32;
     std::vector<RandomMatrix> ups, downs;
-    const WeightKind kind = choose_packing("F32", target).kind;
+    const WeightKind kind = choose_packing("F32", target);
     for (std::size_t e = 0; e < count; ++e) {
         ups.push_back(random_matrix(s, target, 2 * features, width, true));
         downs.push_back(random_matrix(s, target, width, features, false));
     }
     Experts experts{{}, {}, static_cast<int>(width), static_cast<int>(features), GATE_SILU};
     for (std::size_t e = 0; e < count; ++e) {
-        experts.gate_up.push_back({kind, 0, ups[e].packed.data()});
-        experts.down.push_back({kind, 0, downs[e].packed.data()});
+        experts.gate_up.push_back({kind, ups[e].packed.data()});
+        experts.down.push_back({kind, downs[e].packed.data()});
     }
     std::vector<float> logits = numbers(rows * count), x = numbers(rows * width), weights(rows * top_k);
     std::vector<std::int32_t> chosen(rows * top_k);
@@ -284,6 +284,8 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
     run_experts(s.kernels, s.pool, experts,
                 {x.data(), chosen.data(), weights.data(), static_cast<int>(rows), static_cast<int>(top_k), nullptr,
                  out.data()});
+    // Six times the root mean square error that was seen; the sums have one of 11.
+    const double most_error = target == "F32" ? 1e-3 : target == "BF16" ? 0.25 : target == "INT8" ? 1.4 : 6.6;
     for (std::size_t row = 0; row < rows; ++row) {
         std::vector<double> wanted(width);
         double shares = 0;
@@ -303,7 +305,7 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
         }
         require(std::fabs(shares - 1) < 1e-5, s.kernels.name, "the router's choice");
         for (std::size_t i = 0; i < width; ++i)
-            require(std::fabs(out[row * width + i] - wanted[i]) < (target == "F32" ? 1e-3 : 4.0), s.kernels.name,
+            require(std::fabs(out[row * width + i] - wanted[i]) < most_error, s.kernels.name,
                     "the experts' sum of " + target);
     }
 }
