@@ -17,6 +17,7 @@ from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.launch import launch_engine
 from octavo_engine.ipc.messages import Failed, Loaded, Progress, SamplingParams, Shutdown, Step, StopRule, Submit
 from octavo_engine.ipc.transport import ServerEndpoint
+from octavo_engine.worker.sizing import MIN_BATCHED_TOKENS
 from tests.worker.backends import BACKENDS, write_random_llama
 from tests.worker.driver import Driver
 
@@ -170,8 +171,9 @@ def test_a_step_that_hangs_ends_the_engine_with_a_sentence():
 
 
 def test_the_step_size_is_measured_on_a_cpu():
-    with engine("scripted://?prefill=8000&step=20ms", max_num_seqs=8) as (_, _, receive):
-        assert until(receive, Loaded).max_num_batched_tokens == pytest.approx(1040, rel=0.35)
+    """A step that takes too long whatever is in it leaves the least size, however busy the machine is."""
+    with engine("scripted://?step=200ms", max_num_seqs=8) as (_, _, receive):
+        assert until(receive, Loaded).max_num_batched_tokens == MIN_BATCHED_TOKENS
 
 
 def test_the_engine_dies_with_the_process_that_started_it():
