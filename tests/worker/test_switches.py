@@ -33,7 +33,8 @@ def run(make, **config):
     with harness.engine(make(), NUM_BLOCKS, **sizes) as client:
         keys = [(request, 0) for request in range(10)]
         for request, prompt in enumerate(prompts()):
-            client.submit(request, prompt, max_tokens=6 + 4 * (request % 5), temperature=float(request % 2) * 2)
+            length = 6 + 4 * (request % 5)  # whatever tokens random weights choose
+            client.submit(request, prompt, max_tokens=length, min_tokens=length, temperature=float(request % 2) * 2)
         client.wait_finished(*keys)
         client.until(lambda: client.snapshot.running == 0)
         if config.get("policy") != "static":
