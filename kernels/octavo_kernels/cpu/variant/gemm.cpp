@@ -61,7 +61,8 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
     const BlockRows& rows = is_quantised(gemm) ? QUANTISED_ROWS : FEW_ROWS;
     job.block_rows = divide_up(divide_up(gemm.rows, count_blocks(gemm, rows)), rows.step) * rows.step;
     job.row_blocks = divide_up(gemm.rows, job.block_rows);
-    job.chunk_panels = job.panels / (parallel.threads * 8);
+    // Of few rows reading is the work, and long stretches read fastest; of many, equal shares.
+    job.chunk_panels = job.panels / (parallel.threads * (gemm.rows < 4 ? 4 : 8));
     if (job.chunk_panels < 1) job.chunk_panels = 1;
     const int chunks = divide_up(job.panels, job.chunk_panels);
     parallel.run(parallel.pool, run_item, &job, chunks * job.row_blocks);

@@ -13,7 +13,7 @@ struct Part {
     int64_t groups_stride;
 };
 
-// How far ahead of several rows' work weights are asked for: the hardware's own fetching ends with a page.
+// How far ahead weights are asked for: the hardware's own fetching ends with a page of 4 KiB.
 constexpr int AHEAD = 4096;
 constexpr int GROUP_INTS = sizeof(SplitGroup) / sizeof(int32_t);
 
@@ -62,9 +62,7 @@ INLINE void add_groups(I (&total)[ROWS][V], const uint8_t* records, int column, 
         const int8_t* x = part.values + g * GROUP;
         const int32_t* about = part.groups + g * GROUP_INTS;
         I dots[ROWS][V];
-        if constexpr (ROWS > 2) {
-            UNROLLED(line, Format<KIND>::record_bytes / 64) __builtin_prefetch(record + AHEAD + line * 64);
-        }
+        UNROLLED(line, Format<KIND>::record_bytes / 64) __builtin_prefetch(record + AHEAD + line * 64);
         UNROLLED(r, ROWS) {
             const I start = start_of<KIND>(about[r * part.groups_stride]);
             UNROLLED(v, V) dots[r][v] = start;
