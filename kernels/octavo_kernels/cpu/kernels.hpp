@@ -22,11 +22,10 @@ struct Parallel {
 //   F32:  panel [K][32] floats.
 //   BF16: panel [ceil(K / 2)][32][2] bfloat16.
 //   U8, U4: panel [chunks], each 32 float units, one of each output feature, then the records of its groups.
-//     U8: quants [8][32][4] unsigned bytes, (input feature / 4, output feature, input feature % 4), then int16 [32]:
-//     step U4: quants [8][16][4] bytes, output features 0..15 in the low nibbles, 16..31 in the high ones, then
-//         int16 [32][2]: step and middle
-//   A weight is unit * step * (quant - 128), or unit * (step * (quant - 8) + middle); what the unit is multiplied by is
-//   an integer of at most MOST_UNITS.
+//   A record of U8: quants [8][32][4], unsigned bytes (input feature / 4, output feature, input feature % 4), and
+//   steps, int16 [32]. Of U4: quants [8][16][4], output features 0..15 in the low nibbles and 16..31 in the high ones,
+//   and int16 [32][2], step and middle. A weight is unit * step * (quant - 128), or unit * (step * (quant - 8) +
+//   middle); what the unit is multiplied by is an integer of at most MOST_UNITS.
 enum WeightKind : int32_t { F32, BF16, U8, U4, WEIGHT_KINDS };
 
 // A chunk's products are added as integers of 32 bits: MOST_CHUNK_GROUPS * 32 * 127 * MOST_UNITS, with what rounding
@@ -40,8 +39,8 @@ __attribute__((always_inline)) static constexpr int chunk_groups(int groups) {
     return ((groups + chunks - 1) / chunks + 1) / 2 * 2;
 }
 
-// Activations of products with U8 and U4: integers of 15 bits, one scale a chunk, activation = scale * (low + 128 *
-// high). Most are at most 127, and high is 0: products with high are needed only where it is not.
+// Activations of products with U8 and U4: scale * (low + 128 * high), integers of 15 bits with one scale a chunk. Most
+// are at most 127, and high is 0: products with high are needed only where it is not.
 struct SplitGroup {
     int32_t low_start, low_upper;    // -8 * sum and 65536 * sum of the group's low parts
     int32_t high_start, high_upper;  // the same of the high ones
@@ -230,7 +229,6 @@ struct LoraJob {
 struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
-    void (*to_bf16)(const Parallel&, const float* x, uint16_t* out, int rows, int k);
     // Quantise one panel of float weights, values [32][k], to 4 bits: records of U4 with 32 float16 scales and 32
     // float16 minima instead of steps and middles.
     void (*quantize_weights)(const float* values, int k, uint8_t* records);

@@ -17,6 +17,7 @@
 #include "isa.hpp"
 #include "pack.hpp"
 #include "pool.hpp"
+#include "unpack.hpp"
 
 using namespace octavo;
 
@@ -253,6 +254,11 @@ RandomMatrix random_matrix(const Setting& s, const std::string& target, std::siz
     std::vector<Plane> planes{{source.data(), n, k * 4}};
     if (gate_up) planes = {{source.data(), n / 2, k * 4}, {source.data() + n / 2 * k * 4, n / 2, k * 4}};
     pack(s.kernels, s.pool.parallel(), "F32", kind, planes, k, gate_up, result.packed.data());
+    // What products are held to are the weights as stored; rows that are not joined are read back.
+    std::vector<std::uint8_t> apart(packed_bytes(kind, n, k));
+    pack(s.kernels, s.pool.parallel(), "F32", kind, {{source.data(), n, k * 4}}, k, false, apart.data());
+    for (std::size_t row = 0; row < n; ++row)
+        unpack_row(kind, apart.data(), k, row, 1.0f, result.weights.data() + row * k);
     return result;
 }
 
@@ -284,8 +290,7 @@ void check_experts(const Setting& s, const std::string& target, std::size_t coun
     run_experts(s.kernels, s.pool, experts,
                 {x.data(), chosen.data(), weights.data(), static_cast<int>(rows), static_cast<int>(top_k), nullptr,
                  out.data()});
-    // Six times the root mean square error that was seen; the sums have one of 11.
-    const double most_error = target == "F32" ? 1e-3 : target == "BF16" ? 0.25 : target == "INT8" ? 1.4 : 6.6;
+    const double most_error = target == "F32" ? 1e-3 : target == "BF16" ? 0.2 : 0.9;
     for (std::size_t row = 0; row < rows; ++row) {
         std::vector<double> wanted(width);
         double shares = 0;

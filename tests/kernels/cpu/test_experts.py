@@ -107,7 +107,7 @@ def test_rows_go_through_their_experts(pool: Pool, kind: str, count: int, top_k:
         torch.from_numpy(x), layer.gate_up, layer.down, torch.from_numpy(chosen), torch.from_numpy(weights)
     ).numpy()
     size = np.abs(wanted).max(initial=1e-6)
-    assert np.abs(result - wanted).max(initial=0) <= {"F32": 1e-5, "BF16": 0.02}.get(kind, 0.06) * size
+    assert np.abs(result - wanted).max(initial=0) <= {"F32": 1e-5, "BF16": 0.02}.get(kind, 0.03) * size
 
 
 @given(

@@ -60,7 +60,7 @@ def as_computed(kind: str, x: NDArray[np.float32]) -> NDArray[np.float64]:
 def split(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return activations as integers of 15 bits [rows, k], and their scales [rows, chunks].
 
-    Six times the mean magnitude, which is added as 16 lanes add it, is 127.
+    Four times the mean magnitude, which is added as 16 lanes add it, is 127.
     """
     integers, scales, at = [], [], 0
     for count in chunks(x.shape[1]):
@@ -71,7 +71,7 @@ def split(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32
             lanes += np.abs(values[:, i : i + 16])
         for half in (8, 4, 2, 1):
             lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-        usual = lanes[:, 0] / (np.float32(values.shape[1]) * (np.float32(127) / np.float32(6)))
+        usual = lanes[:, 0] / (np.float32(values.shape[1]) * (np.float32(127) / np.float32(4)))
         scale = np.maximum(usual, np.abs(values).max(1) / np.float32(127 * 128 + 63))
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.float32(1) / scale

@@ -77,7 +77,6 @@ void multiply_bf16_amx(const Gemm&, const Block&);
 void multiply_quantised_amx(const Gemm&, const Block&);
 
 void gemm(const Parallel&, const Gemm&);
-void to_bf16(const Parallel&, const float*, uint16_t*, int, int);
 void quantize_weights(const float*, int, uint8_t*);
 void prepare(const Parallel&, const Prepare&);
 void rms_norm(const Parallel&, const RmsNorm&);

@@ -72,7 +72,7 @@ INLINE void write_bf16(const Row& row, uint16_t* out, int k) {
 }
 
 // Of a chunk the mean magnitude is SPLIT_MEAN: then few are more than 127 and have a high part.
-constexpr float SPLIT_MEAN = 127.0f / 6.0f;
+constexpr float SPLIT_MEAN = 127.0f / 4.0f;
 constexpr float MOST_SPLIT = 127.0f * 128.0f + 63.0f;
 
 // The scale of some values: one that most of them fit in 8 bits with, and all in 15.
@@ -245,10 +245,6 @@ struct Activate {
 }  // namespace
 
 void prepare(const Parallel& parallel, const Prepare& job) { run_rows(parallel, Preparation{job}, job.rows); }
-
-void to_bf16(const Parallel& parallel, const float* x, uint16_t* out, int rows, int k) {
-    prepare(parallel, {x, nullptr, nullptr, 0.0f, BF16, out, {}, rows, k});
-}
 
 void rms_norm(const Parallel& parallel, const RmsNorm& norm) { run_rows(parallel, Normalize{norm}, norm.rows); }
 

@@ -108,11 +108,6 @@ INLINE I load_int16(const void* from) {
     const __m128i* both = static_cast<const __m128i*>(from);
     return {_mm256_cvtepi16_epi32(_mm_loadu_si128(both)), _mm256_cvtepi16_epi32(_mm_loadu_si128(both + 1))};
 }
-INLINE F load_int8(const int8_t* from) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
-}
 INLINE void store_int8(int8_t* to, I value) {
     alignas(32) int32_t lanes[16];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);

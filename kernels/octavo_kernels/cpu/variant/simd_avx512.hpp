@@ -80,9 +80,6 @@ INLINE F load_half(const uint16_t* from) {
 INLINE I load_int16(const void* from) {
     return _mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 }
-INLINE F load_int8(const int8_t* from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-}
 INLINE void store_int8(int8_t* to, I value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(value));
 }

@@ -131,11 +131,6 @@ INLINE I load_int16(const void* from) {
     for (int i = 0; i < 16; ++i) result[i] = values[i];
     return result;
 }
-INLINE F load_int8(const int8_t* from) {
-    F result;
-    for (int i = 0; i < 16; ++i) result[i] = static_cast<float>(from[i]);
-    return result;
-}
 INLINE void store_int8(int8_t* to, I value) {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<int8_t>(value[i]);
 }

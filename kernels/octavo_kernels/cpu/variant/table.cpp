@@ -11,7 +11,6 @@ extern const Kernels kernels;
 const Kernels kernels = {
     .name = OCTAVO_STRING(OCTAVO_VARIANT),
     .gemm = gemm,
-    .to_bf16 = to_bf16,
     .quantize_weights = quantize_weights,
     .prepare = prepare,
     .rms_norm = rms_norm,
