@@ -29,9 +29,11 @@ struct Memory {
     float *hidden, *results;
     std::int32_t *order, *place;  // the row of a gathered row; where a row's choice was gathered to, or -1
     std::int32_t* begins;         // of each expert's gathered rows
+    std::uint8_t* scratch;        // [threads, scratch_bytes]
+    std::int64_t scratch_bytes;
 };
 
-Memory carve(Carver& carver, const Experts& experts, const RoutedRows& routed) {
+Memory carve(Carver& carver, const Experts& experts, const RoutedRows& routed, int threads) {
     const std::size_t choices = static_cast<std::size_t>(routed.rows) * static_cast<std::size_t>(routed.top_k);
     const auto input = [&](WeightKind kind, int k) {
         const auto columns = static_cast<std::size_t>(k);
@@ -46,6 +48,10 @@ Memory carve(Carver& carver, const Experts& experts, const RoutedRows& routed) {
     memory.order = carver.take<std::int32_t>(choices);
     memory.place = carver.take<std::int32_t>(choices);
     memory.begins = carver.take<std::int32_t>(experts.gate_up.size() + 1);
+    const int most = routed.rows * routed.top_k;
+    memory.scratch_bytes =
+        std::max(gemm_scratch_bytes(up, most, experts.width), gemm_scratch_bytes(down, most, experts.features));
+    memory.scratch = carver.take<std::uint8_t>(static_cast<std::size_t>(threads * memory.scratch_bytes));
     return memory;
 }
 
@@ -67,7 +73,7 @@ void sort_by_expert(const Experts& experts, const RoutedRows& routed, const Memo
 
 template <class Item>
 void run_items(const Parallel& parallel, int count, const Item& item) {
-    auto call = [](void* job, int index, int) { (*static_cast<const Item*>(job))(index); };
+    auto call = [](void* job, int index, int thread) { (*static_cast<const Item*>(job))(index, thread); };
     parallel.run(parallel.pool, call, const_cast<Item*>(&item), count);
 }
 
@@ -99,6 +105,8 @@ struct GroupedProduct {
     float* out;
     int n, k;
     Gate gate;
+    std::uint8_t* scratch;  // [threads, scratch_bytes]
+    std::int64_t scratch_bytes;
 };
 
 // Each expert's rows by its matrix. An item is some panels of one expert, with all its rows: of the gathered rows none
@@ -114,7 +122,7 @@ void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const Gr
     const int used = static_cast<int>(active.size());
     const int chunk = std::clamp(panels * used / (parallel.threads * 8), 1, panels);
     const int chunks = (panels + chunk - 1) / chunk;
-    run_items(parallel, used * chunks, [&](int index) {
+    run_items(parallel, used * chunks, [&](int index, int thread) {
         const int e = active[static_cast<std::size_t>(index / chunks)], panel = index % chunks * chunk;
         const ExpertMatrix& matrix = all.matrices[static_cast<std::size_t>(e)];
         const auto row = static_cast<std::size_t>(all.begins[e]);
@@ -129,13 +137,14 @@ void multiply_grouped(const Kernels& kernels, const Parallel& parallel, const Gr
         gemm.epilogue.out = all.out + row * static_cast<std::size_t>(features) + panel * wide;
         gemm.epilogue.out_stride = features;
         gemm.epilogue.gate = all.gate;
+        gemm.scratch = all.scratch + thread * all.scratch_bytes;
         kernels.gemm(serial(), gemm);
     });
 }
 
 // A row's results times their weights, added in the order of its choices.
 void combine(const Parallel& parallel, const RoutedRows& routed, const Memory& memory, int width) {
-    run_items(parallel, (routed.rows + CHUNK - 1) / CHUNK, [&](int index) {
+    run_items(parallel, (routed.rows + CHUNK - 1) / CHUNK, [&](int index, int) {
         for (int row = index * CHUNK; row < std::min(routed.rows, (index + 1) * CHUNK); ++row) {
             const std::size_t at = static_cast<std::size_t>(row) * static_cast<std::size_t>(width);
             float* out = routed.out + at;
@@ -160,21 +169,21 @@ void combine(const Parallel& parallel, const RoutedRows& routed, const Memory& m
 void run_experts(const Kernels& kernels, Pool& pool, const Experts& experts, const RoutedRows& routed) {
     if (routed.rows == 0) return;
     Carver carver;
-    carve(carver, experts, routed);
-    carver = {static_cast<std::uint8_t*>(pool.workspace(Pool::EXPERTS, carver.bytes)), 0};
-    const Memory memory = carve(carver, experts, routed);
     const Parallel parallel = pool.parallel();
+    carve(carver, experts, routed, parallel.threads);
+    carver = {static_cast<std::uint8_t*>(pool.workspace(Pool::EXPERTS, carver.bytes)), 0};
+    const Memory memory = carve(carver, experts, routed, parallel.threads);
     const WeightKind up = experts.gate_up[0].kind, down = experts.down[0].kind;
     sort_by_expert(experts, routed, memory);
     const int count = memory.begins[experts.gate_up.size()];
     convert(kernels, parallel, up, routed.x, memory.order, memory.gathered, count, experts.width);
     multiply_grouped(kernels, parallel,
                      {experts.gate_up, memory.begins, memory.gathered, memory.hidden, 2 * experts.features,
-                      experts.width, experts.gate});
+                      experts.width, experts.gate, memory.scratch, memory.scratch_bytes});
     convert(kernels, parallel, down, memory.hidden, nullptr, memory.activated, count, experts.features);
-    multiply_grouped(
-        kernels, parallel,
-        {experts.down, memory.begins, memory.activated, memory.results, experts.width, experts.features, NO_GATE});
+    multiply_grouped(kernels, parallel,
+                     {experts.down, memory.begins, memory.activated, memory.results, experts.width, experts.features,
+                      NO_GATE, memory.scratch, memory.scratch_bytes});
     combine(parallel, routed, memory, experts.width);
 }
 

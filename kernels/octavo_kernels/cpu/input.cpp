@@ -41,7 +41,6 @@ Input lay_out(Cut& cut, WeightKind kind, std::size_t rows, std::size_t k) {
         input.split.stride = static_cast<std::int64_t>(row_bytes(kind, k));
         input.split.low = cut.take<std::int8_t>(bytes);
         input.split.high = cut.take<std::int8_t>(bytes);
-        input.split.groups = cut.take<SplitGroup>(rows * (k / GROUP) * sizeof(SplitGroup));
         input.split.chunks = cut.take<SplitChunk>(rows * count_chunks(k) * sizeof(SplitChunk));
         return input;
     }
@@ -68,7 +67,6 @@ Input rows_from(const Input& input, WeightKind kind, std::size_t k, std::size_t 
     if (kind == U8 || kind == U4) {
         rest.split.low += bytes;
         rest.split.high += bytes;
-        rest.split.groups += row * (k / GROUP);
         rest.split.chunks += row * count_chunks(k);
         return rest;
     }

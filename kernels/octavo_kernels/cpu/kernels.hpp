@@ -22,18 +22,28 @@ struct Parallel {
 //   F32:  panel [K][32] floats.
 //   BF16: panel [ceil(K / 2)][32][2] bfloat16.
 //   U8, U4: panel [chunks], each 32 float units, one of each output feature, then the records of its groups.
-//   A record of U8: quants [8][32][4], unsigned bytes (input feature / 4, output feature, input feature % 4), and
-//   steps, int16 [32]. Of U4: quants [8][16][4], output features 0..15 in the low nibbles and 16..31 in the high ones,
-//   and int16 [32][2], step and middle. A weight is unit * step * (quant - 128), or unit * (step * (quant - 8) +
-//   middle); what the unit is multiplied by is an integer of at most MOST_UNITS.
+//   A record of U8: bytes [8][32][4] (input feature / 4, output feature, input feature % 4). A weight is unit * (byte -
+//   128).
+//   A record of U4: quants [8][4][16], of each output feature its input features 0..15 in the low nibbles and 16..31 in
+//   the high ones; then steps, uint8 [8][4], and bases, uint16 [8][4]. Output feature f is at [f / 16 * 4 + f % 4]
+//   [f % 16 / 4]. A quant stands for a byte of U8: (16 * step * quant + base) / 256, without what is after the point: 8
+//   bits that round the weights which the 4 bits mean.
 enum WeightKind : int32_t { F32, BF16, U8, U4, WEIGHT_KINDS };
 
-// A chunk's products are added as integers of 32 bits: MOST_CHUNK_GROUPS * 32 * 127 * MOST_UNITS, with what rounding
-// adds, is less than 2^31.
-constexpr int MOST_CHUNK_GROUPS = 32;
-constexpr int MOST_UNITS = 127 * 128;
+// Bytes of a record, of what comes before the steps of one of U4, and which of its 32 an output feature is. Static:
+// every object has its own.
+constexpr int UNIT_BYTES = PANEL * 4, NIBBLE_BYTES = GROUP / 2 * PANEL;
+__attribute__((always_inline)) static constexpr int nibble_place(int feature) {
+    return (feature / 16 * 4 + feature % 4) * 4 + feature % 16 / 4;
+}
+__attribute__((always_inline)) static constexpr int record_bytes(WeightKind kind) {
+    return kind == U8 ? GROUP * PANEL : NIBBLE_BYTES + PANEL * 3;
+}
 
-// Groups of a chunk, of all but the last one: even, since tiles hold two. Static: every object has its own.
+// Products of a chunk are added as integers: 1024 * 127 * 127 is less than 2^24, which floats have, too.
+constexpr int MOST_CHUNK_GROUPS = 32;
+
+// Groups of a chunk, of all but the last one: even, since tiles hold two.
 __attribute__((always_inline)) static constexpr int chunk_groups(int groups) {
     const int chunks = (groups + MOST_CHUNK_GROUPS - 1) / MOST_CHUNK_GROUPS;
     return ((groups + chunks - 1) / chunks + 1) / 2 * 2;
@@ -41,18 +51,15 @@ __attribute__((always_inline)) static constexpr int chunk_groups(int groups) {
 
 // Activations of products with U8 and U4: scale * (low + 128 * high), integers of 15 bits with one scale a chunk. Most
 // are at most 127, and high is 0: products with high are needed only where it is not.
-struct SplitGroup {
-    int32_t low_start, low_upper;    // -8 * sum and 65536 * sum of the group's low parts
-    int32_t high_start, high_upper;  // the same of the high ones
-};
-struct SplitChunk {
+struct alignas(16) SplitChunk {
     float scale;
-    uint32_t high;  // bit g: group g of the chunk has a high part that is not 0
+    int32_t low_start, high_start;         // -128 * the sum of the parts: what makes bytes weights less 128
+    int32_t any_high;                      // whether a bit of high is set
+    uint64_t high[MOST_CHUNK_GROUPS / 8];  // bit q: one of the features 4 q to 4 q + 3 has a high part that is not 0
 };
 struct SplitRows {
     int8_t *low, *high;  // [rows, stride]; what follows the last row is readable up to a whole 64
     int64_t stride;
-    SplitGroup* groups;  // [rows, K / 32]
     SplitChunk* chunks;  // [rows, chunks]
 };
 
@@ -76,7 +83,9 @@ struct Gemm {
     SplitRows split;    // U8 and U4
     int rows, n, k;
     Epilogue epilogue;
+    uint8_t* scratch;  // gemm_scratch_bytes, for high parts
 };
+int64_t gemm_scratch_bytes(WeightKind kind, int rows, int k);
 
 // total = x + residual; out = total / sqrt(mean(total^2) + eps) * weight
 struct RmsNorm {
@@ -229,8 +238,8 @@ struct LoraJob {
 struct Kernels {
     const char* name;
     void (*gemm)(const Parallel&, const Gemm&);
-    // Quantise one panel of float weights, values [32][k], to 4 bits: records of U4 with 32 float16 scales and 32
-    // float16 minima instead of steps and middles.
+    // Quantise one panel of float weights, values [32][k], to 4 bits: records of the nibbles of U4, then 32 float16
+    // scales and 32 float16 minima.
     void (*quantize_weights)(const float* values, int k, uint8_t* records);
     void (*prepare)(const Parallel&, const Prepare&);
     void (*rms_norm)(const Parallel&, const RmsNorm&);

@@ -48,8 +48,7 @@ void pack_nibbles(const Job& job, std::size_t panel) {
         if (row == nullptr) continue;
         for (std::size_t g = 0; g < job.k / GROUP; ++g) {
             const GroupCode code = read(row, g);
-            packed.set_quants(g, feature, code.quants);
-            packed.set_factors(g, feature, code.scale[0], code.minimum[0]);
+            packed.set_group(g, feature, code.quants, code.scale[0], code.minimum[0]);
         }
     }
     packed.finish();
@@ -64,7 +63,7 @@ void quantise_panel(const Job& job, std::size_t panel) {
     }
     std::uint8_t* out = job.out + panel * packed_bytes(job.kind, PANEL, job.k);
     if (job.kind == U8) return pack_eight_bits(values.data(), job.k, out);
-    const std::size_t groups = job.k / GROUP, bytes = record_bytes(U4);
+    const std::size_t groups = job.k / GROUP, bytes = NIBBLE_BYTES + PANEL * 4;
     std::vector<std::uint8_t> records(groups * bytes);
     job.kernels.quantize_weights(values.data(), static_cast<int>(job.k), records.data());
     FourBitPanel packed(groups, out);

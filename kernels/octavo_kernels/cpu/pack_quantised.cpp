@@ -13,30 +13,28 @@ namespace {
 
 std::size_t chunk_size(std::size_t groups) { return static_cast<std::size_t>(chunk_groups(static_cast<int>(groups))); }
 
-std::int16_t whole(double value) { return static_cast<std::int16_t>(std::lrint(value)); }
-
 // A chunk's unit, of its largest magnitude; poison is 0, or not finite.
 float unit_of(float largest, float poison) {
-    const float unit = largest / static_cast<float>(MOST_UNITS);
+    const float unit = largest / 127.0f;
     if (!std::isfinite(poison)) return std::numeric_limits<float>::quiet_NaN();
     return unit < FLT_MIN ? 0.0f : unit;
 }
 
+std::size_t place_of(std::size_t feature) { return static_cast<std::size_t>(nibble_place(static_cast<int>(feature))); }
+
+std::size_t bytes_of_record(WeightKind kind) { return static_cast<std::size_t>(record_bytes(kind)); }
+
 }  // namespace
-
-std::size_t quant_bytes(WeightKind kind) { return kind == U8 ? 1024 : 512; }
-
-std::size_t record_bytes(WeightKind kind) { return quant_bytes(kind) + PANEL * (kind == U8 ? 2 : 4); }
 
 std::size_t panel_bytes(WeightKind kind, std::size_t groups) {
     const std::size_t size = chunk_size(groups);
-    return groups * record_bytes(kind) + (groups + size - 1) / size * UNIT_BYTES;
+    return groups * bytes_of_record(kind) + (groups + size - 1) / size * UNIT_BYTES;
 }
 
 RecordPlace record_place(WeightKind kind, std::size_t group, std::size_t groups) {
     const std::size_t size = chunk_size(groups), chunk = group / size;
-    const std::size_t units = chunk * (size * record_bytes(kind) + UNIT_BYTES);
-    return {units, units + UNIT_BYTES + group % size * record_bytes(kind)};
+    const std::size_t units = chunk * (size * bytes_of_record(kind) + UNIT_BYTES);
+    return {units, units + UNIT_BYTES + group % size * bytes_of_record(kind)};
 }
 
 FourBitPanel::FourBitPanel(std::size_t groups, std::uint8_t* out)
@@ -44,41 +42,46 @@ FourBitPanel::FourBitPanel(std::size_t groups, std::uint8_t* out)
     std::memset(out, 0, panel_bytes(U4, groups));
 }
 
-void FourBitPanel::set_quants(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP]) {
-    std::uint8_t* record = out_ + record_place(U4, group, groups_).record + feature % 16 * 4;
-    for (std::size_t i = 0; i < GROUP; ++i) {
-        std::uint8_t& byte = record[i / 4 * 64 + i % 4];
-        byte = static_cast<std::uint8_t>(byte | quants[i] << (feature < 16 ? 0 : 4));
-    }
-}
-
-void FourBitPanel::set_factors(std::size_t group, std::size_t feature, float scale, float minimum) {
-    factors_[group * PANEL + feature] = {scale, minimum};
+void FourBitPanel::set_group(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP], float scale,
+                             float minimum) {
+    std::uint8_t* bytes = out_ + record_place(U4, group, groups_).record + place_of(feature) * (GROUP / 2);
+    const bool falling = scale < 0.0f;
+    const auto quant = [&](std::size_t i) { return falling ? 15 - quants[i] : quants[i]; };
+    for (std::size_t i = 0; i < GROUP / 2; ++i)
+        bytes[i] = static_cast<std::uint8_t>(quant(i) | quant(i + GROUP / 2) << 4);
+    factors_[group * PANEL + feature] = falling ? Factors{-scale, minimum + 15.0f * scale} : Factors{scale, minimum};
 }
 
 void FourBitPanel::take_record(std::size_t group, const std::uint8_t* record) {
-    std::memcpy(out_ + record_place(U4, group, groups_).record, record, quant_bytes(U4));
+    std::memcpy(out_ + record_place(U4, group, groups_).record, record, NIBBLE_BYTES);
     std::uint16_t halves[2][PANEL];
-    std::memcpy(halves, record + quant_bytes(U4), sizeof halves);
+    std::memcpy(halves, record + NIBBLE_BYTES, sizeof halves);
     for (std::size_t feature = 0; feature < PANEL; ++feature)
-        set_factors(group, feature, half_to_float(halves[0][feature]), half_to_float(halves[1][feature]));
+        factors_[group * PANEL + feature] = {half_to_float(halves[0][feature]), half_to_float(halves[1][feature])};
 }
 
 void FourBitPanel::finish_chunk(std::size_t first, std::size_t end, std::size_t feature) {
-    float largest = 0.0f, poison = 0.0f;
+    float largest = 0.0f, widest = 0.0f, poison = 0.0f;
     for (std::size_t g = first; g < end; ++g) {
         const Factors& f = factors_[g * PANEL + feature];
         largest = std::max({largest, std::fabs(f.minimum), std::fabs(f.minimum + 15.0f * f.scale)});
+        widest = std::max(widest, f.scale);
         poison += 0.0f * f.minimum + 0.0f * f.scale;
     }
-    const float unit = unit_of(largest, poison);
+    const float unit = unit_of(std::max(largest, widest * (127.0f * 16.0f / 255.0f)), poison);
     std::memcpy(out_ + record_place(U4, first, groups_).units + feature * 4, &unit, 4);
     if (!(unit > 0.0f)) return;
     for (std::size_t g = first; g < end; ++g) {
         const Factors& f = factors_[g * PANEL + feature];
-        const double step = std::nearbyint(double(f.scale) / double(unit));
-        const std::int16_t pair[2] = {whole(step), whole((double(f.minimum) + 8.0 * double(f.scale)) / double(unit))};
-        std::memcpy(out_ + record_place(U4, g, groups_).record + quant_bytes(U4) + feature * 4, pair, 4);
+        const double scale = double(f.scale) / double(unit);
+        const long step = std::min(std::lrint(16.0 * scale), 255L);
+        // A step is rounded around the middle quant; what comes after the point of a byte, to the nearest.
+        const double middle = double(f.minimum) / double(unit) + 7.5 * (scale - double(step) / 16.0);
+        const auto base =
+            static_cast<std::uint16_t>(std::clamp(std::lrint(256.0 * (middle + 128.0)) + 128, 0L, 65535L - 240 * step));
+        std::uint8_t* steps = out_ + record_place(U4, g, groups_).record + NIBBLE_BYTES;
+        steps[place_of(feature)] = static_cast<std::uint8_t>(step);
+        std::memcpy(steps + PANEL + place_of(feature) * 2, &base, 2);
     }
 }
 
@@ -91,18 +94,10 @@ void FourBitPanel::finish() {
 
 namespace {
 
-// A feature's group: at most 127 steps, of so many units each.
-void pack_group(const float* values, float unit, std::size_t feature, std::uint8_t* record) {
-    float largest = 0.0f;
-    for (int i = 0; i < GROUP; ++i) largest = std::max(largest, std::fabs(values[i]));
-    // A rounded quotient may be a little more than the 128 that it is at most.
-    const double steps = std::min(std::ceil(double(largest) / (127.0 * double(unit))), 128.0);
-    const std::int16_t step = whole(steps);
-    std::memcpy(record + quant_bytes(U8) + feature * 2, &step, 2);
-    const double factor = step ? 1.0 / (steps * double(unit)) : 0.0;
-    for (std::size_t i = 0; i < GROUP; ++i) {
-        const long quant = std::clamp(std::lrint(double(values[i]) * factor), -127L, 127L);
-        record[i / 4 * 128 + feature * 4 + i % 4] = static_cast<std::uint8_t>(quant + 128);
+void pack_group(const float* values, float unit, std::uint8_t* bytes) {
+    for (int i = 0; i < GROUP; ++i) {
+        const long quant = std::clamp(std::lrint(double(values[i]) / double(unit)), -127L, 127L);
+        bytes[i / 4 * 128 + i % 4] = static_cast<std::uint8_t>(quant + 128);
     }
 }
 
@@ -123,7 +118,7 @@ void pack_eight_bits(const float* values, std::size_t k, std::uint8_t* out) {
             std::memcpy(out + record_place(U8, first, groups).units + feature * 4, &unit, 4);
             if (!(unit > 0.0f)) continue;
             for (std::size_t g = first; g < end; ++g)
-                pack_group(values + g * GROUP, unit, feature, out + record_place(U8, g, groups).record);
+                pack_group(values + g * GROUP, unit, out + record_place(U8, g, groups).record + feature * 4);
         }
     }
 }

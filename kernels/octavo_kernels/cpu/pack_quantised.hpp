@@ -1,4 +1,4 @@
-// Weights of 4 and 8 bits as kernels.hpp has them: whole steps of one unit in each chunk.
+// Weights of 4 and 8 bits as kernels.hpp has them: bytes of one unit in each chunk.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,12 +7,6 @@
 #include "kernels.hpp"
 
 namespace octavo {
-
-constexpr std::size_t UNIT_BYTES = PANEL * 4;
-
-// Bytes of the quants of a record of U8 or U4, and of all of it.
-std::size_t quant_bytes(WeightKind kind);
-std::size_t record_bytes(WeightKind kind);
 
 // Bytes of a panel of `groups` groups.
 std::size_t panel_bytes(WeightKind kind, std::size_t groups);
@@ -28,15 +22,15 @@ class FourBitPanel {
 public:
     FourBitPanel(std::size_t groups, std::uint8_t* out);
 
-    void set_quants(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP]);
     // weight = scale * quant + minimum
-    void set_factors(std::size_t group, std::size_t feature, float scale, float minimum);
-    // A record with 32 float16 scales and minima.
+    void set_group(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP], float scale,
+                   float minimum);
+    // Nibbles as a record has them, then 32 float16 scales, none less than 0, and minima: NIBBLE_BYTES + 128 bytes.
     void take_record(std::size_t group, const std::uint8_t* record);
 
-    // Rounds the factors to steps and middles of a unit, the chunk's largest weight / MOST_UNITS: the largest group's
-    // 16 levels are 1,000 to 2,000 units apart, and what this rounds is small beside what 4 bits did. A chunk with a
-    // factor that is not finite has NaN as its unit; one of less than 2^-126 is zero.
+    // Turns scales and minima into steps and bases of a unit: the chunk's largest weight / 127, or a little more where
+    // a step would not be less than 256. A chunk with a factor that is not finite has NaN as its unit; one of less than
+    // 2^-126 is zero.
     void finish();
 
 private:
@@ -50,8 +44,7 @@ private:
     std::vector<Factors> factors_;  // [groups, 32]
 };
 
-// Writes a panel of 8 bits, values [32][k]. A unit is the chunk's largest weight / MOST_UNITS, a group's step the least
-// one that its largest weight is at most 127 of; units as above.
+// Writes a panel of 8 bits, values [32][k]. A unit is the chunk's largest weight / 127; units as above.
 void pack_eight_bits(const float* values, std::size_t k, std::uint8_t* out);
 
 }  // namespace octavo

@@ -33,6 +33,8 @@ void multiply(Runner& runner, const Matrix& matrix, const InputRows& rows, Gate 
         runner.kernels.prepare(parallel, job);
         set_input(gemm, input);
     }
+    const auto scratch = static_cast<std::size_t>(gemm_scratch_bytes(matrix.kind, rows.count, matrix.k));
+    gemm.scratch = static_cast<std::uint8_t*>(runner.pool.workspace(Pool::SCRATCH, scratch));
     runner.kernels.gemm(parallel, gemm);
 }
 

@@ -7,23 +7,21 @@
 namespace octavo {
 namespace {
 
-// A group of a feature: what the unit is multiplied by.
+// A group of a feature.
 void unpack_four_bits(const std::uint8_t* record, std::size_t feature, float unit, float scale, float* out) {
-    std::int16_t factors[2];  // step and middle
-    std::memcpy(factors, record + quant_bytes(U4) + feature * 4, 4);
-    const std::uint8_t* quants = record + feature % 16 * 4;
+    const auto place = static_cast<std::size_t>(nibble_place(static_cast<int>(feature)));
+    const std::uint8_t *quants = record + place * 16, *steps = record + NIBBLE_BYTES;
+    std::uint16_t base;
+    std::memcpy(&base, steps + PANEL + place * 2, 2);
     for (int i = 0; i < GROUP; ++i) {
-        const int both = quants[i / 4 * 64 + i % 4], quant = feature < 16 ? both & 15 : both >> 4;
-        out[i] = unit * static_cast<float>(factors[0] * (quant - 8) + factors[1]) * scale;
+        const int quant = i < 16 ? quants[i] & 15 : quants[i - 16] >> 4;
+        out[i] = unit * static_cast<float>((16 * steps[place] * quant + base >> 8) - 128) * scale;
     }
 }
 
 void unpack_eight_bits(const std::uint8_t* record, std::size_t feature, float unit, float scale, float* out) {
-    std::int16_t step;
-    std::memcpy(&step, record + quant_bytes(U8) + feature * 2, 2);
-    const std::uint8_t* quants = record + feature * 4;
-    for (int i = 0; i < GROUP; ++i)
-        out[i] = unit * static_cast<float>(step * (quants[i / 4 * 128 + i % 4] - 128)) * scale;
+    const std::uint8_t* bytes = record + feature * 4;
+    for (int i = 0; i < GROUP; ++i) out[i] = unit * static_cast<float>(bytes[i / 4 * 128 + i % 4] - 128) * scale;
 }
 
 }  // namespace

@@ -55,11 +55,13 @@ struct Setting {
     Pool& pool;
 };
 
+using Lines = std::unique_ptr<std::uint8_t, decltype(&std::free)>;
+
+Lines lines(std::size_t bytes) { return {static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)), &std::free}; }
+
 void multiply(const Setting& s, Gemm gemm, const std::vector<float>& x) {
     const auto rows = static_cast<std::size_t>(gemm.rows), k = static_cast<std::size_t>(gemm.k);
-    const std::size_t bytes = input_bytes(gemm.kind, rows, k);
-    const std::unique_ptr<std::uint8_t, decltype(&std::free)> memory(
-        static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)), &std::free);
+    const Lines memory = lines(input_bytes(gemm.kind, rows, k));
     const Input input = input_at(gemm.kind, rows, k, memory.get());
     Prepare job{};
     job.x = x.data();
@@ -68,6 +70,8 @@ void multiply(const Setting& s, Gemm gemm, const std::vector<float>& x) {
     job.width = gemm.k;
     set_input(job, input);
     s.kernels.prepare(s.pool.parallel(), job);
+    const Lines scratch = lines(static_cast<std::size_t>(gemm_scratch_bytes(gemm.kind, gemm.rows, gemm.k)));
+    gemm.scratch = scratch.get();
     set_input(gemm, input);
     s.kernels.gemm(s.pool.parallel(), gemm);
 }
@@ -84,7 +88,8 @@ void check_product(const Setting& s, const std::string& target, int rows, int n,
     const std::vector<float> bias = numbers(static_cast<std::size_t>(n)),
                              residual = numbers(static_cast<std::size_t>(rows * n));
     std::vector<float> out(static_cast<std::size_t>(rows * n));
-    Gemm gemm{kind, packed.data(), nullptr, {}, rows, n, k, {out.data(), n, residual.data(), n, bias.data(), NO_GATE}};
+    Gemm gemm{kind,   packed.data(), nullptr, {}, rows, n, k, {out.data(), n, residual.data(), n, bias.data(), NO_GATE},
+              nullptr};
     multiply(s, gemm, x);
     const double error = target == "F32" ? 1e-5 : target == "INT4" ? 0.12 : 0.02;
     for (int r = 0; r < rows; ++r) {
@@ -110,7 +115,8 @@ void check_file_formats(const Setting& s) {
         pack(s.kernels, s.pool.parallel(), source, kind, {{plane.data(), n, row}, {plane.data(), n, row}}, k, true,
              packed.data());
         std::vector<float> out(7 * n, 1.0f);
-        Gemm gemm{kind, packed.data(), nullptr, {}, 7, 2 * n, k, {out.data(), n, nullptr, 0, nullptr, GATE_SILU}};
+        Gemm gemm{kind,   packed.data(), nullptr, {}, 7, 2 * n, k, {out.data(), n, nullptr, 0, nullptr, GATE_SILU},
+                  nullptr};
         multiply(s, gemm, numbers(7 * k));
         for (const float value : out) require(value == 0.0f, s.kernels.name, source);
     }

@@ -94,7 +94,7 @@ def chunks(k: int) -> list[int]:
 
 def read_units(kind: str, data: NDArray[np.uint8], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return units [padded n, groups, 1] and the integers [padded n, groups, 32] that they are multiplied by."""
-    read, size = (_four_bits, 640) if kind in FOUR_BITS else (_eight_bits, 1088)
+    read, size = (_four_bits, 608) if kind in FOUR_BITS else (_eight_bits, 1024)
     panels = data.reshape(-1, sum(128 + size * count for count in chunks(k)))
     units, integers, at = [], [], 0
     for count in chunks(k):
@@ -107,16 +107,19 @@ def read_units(kind: str, data: NDArray[np.uint8], k: int) -> tuple[NDArray[np.f
 
 
 def _four_bits(records: NDArray[np.uint8]) -> NDArray[np.int64]:
-    count = records.shape[1]
-    nibbles = records[..., :512].reshape(-1, count, 8, 16, 4)
-    quants = np.concatenate([nibbles & 15, nibbles >> 4], axis=3).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
-    factors = records[..., 512:].copy().view(np.int16).reshape(-1, count, 32, 2).transpose(3, 0, 2, 1)
-    steps, middles = factors.reshape(2, -1, count, 1).astype(np.int64)
-    return steps * (quants.astype(np.int64) - 8) + middles
+    panels, count = records.shape[:2]
+    nibbles = records[..., :512].reshape(panels, count, 32, 16)
+    quants = np.concatenate([nibbles & 15, nibbles >> 4], axis=3).astype(np.int64)
+    steps = records[..., 512:544].astype(np.int64)[..., None]
+    bases = records[..., 544:].copy().view(np.uint16).astype(np.int64)[..., None]
+    values = 16 * steps * quants + bases
+    assert values.max() < 1 << 16
+    # Half, four features apart, and which of them: [half, feature % 4, feature % 16 / 4].
+    integers = ((values >> 8) - 128).reshape(panels, count, 2, 4, 4, 32)
+    return integers.transpose(0, 2, 4, 3, 1, 5).reshape(-1, count, 32)
 
 
 def _eight_bits(records: NDArray[np.uint8]) -> NDArray[np.int64]:
     count = records.shape[1]
-    quants = records[..., :1024].reshape(-1, count, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
-    steps = records[..., 1024:].copy().view(np.int16).transpose(0, 2, 1).reshape(-1, count, 1).astype(np.int64)
-    return steps * (quants.astype(np.int64) - 128)
+    quants = records.reshape(-1, count, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(-1, count, 32)
+    return quants.astype(np.int64) - 128

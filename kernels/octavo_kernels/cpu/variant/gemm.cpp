@@ -32,29 +32,55 @@ struct GemmJob {
     int block_rows, row_blocks, chunk_panels, panels, threads;
 };
 
+bool uses_tiles(const Gemm& gemm, const Block& block) {
+#if defined(__AMX_TILE__)
+    return gemm.kind == BF16 || (is_quantised(gemm) && block.end_row - block.row >= AMX_QUANT_ROWS);
+#else
+    return false;
+#endif
+}
+
+// The calling thread multiplies the rows of a block by its panels, and writes the results.
+void multiply_block(const Gemm& gemm, const Block& block) {
+#if defined(__AMX_TILE__)
+    if (uses_tiles(gemm, block))
+        return is_quantised(gemm) ? multiply_quantised_amx(gemm, block) : multiply_bf16_amx(gemm, block);
+#endif
+    is_quantised(gemm) ? multiply_quantised(gemm, block) : multiply_float(gemm, block);
+}
+
+Block block_of(const GemmJob& job, int row_block, int chunk) {
+    Block block;
+    block.row = row_block * job.block_rows;
+    block.end_row = block.row + job.block_rows < job.gemm->rows ? block.row + job.block_rows : job.gemm->rows;
+    block.panel = chunk * job.chunk_panels;
+    block.end_panel = block.panel + job.chunk_panels < job.panels ? block.panel + job.chunk_panels : job.panels;
+    block.next_panel = -1;
+    return block;
+}
+
 void run_item(void* job_pointer, int index, int) {
     const GemmJob& job = *static_cast<const GemmJob*>(job_pointer);
     // Row blocks change fastest: a chunk of the weights is read once while all rows pass.
-    Block block;
-    block.row = index % job.row_blocks * job.block_rows;
-    block.end_row = block.row + job.block_rows < job.gemm->rows ? block.row + job.block_rows : job.gemm->rows;
-    block.panel = index / job.row_blocks * job.chunk_panels;
-    block.end_panel = block.panel + job.chunk_panels < job.panels ? block.panel + job.chunk_panels : job.panels;
+    Block block = block_of(job, index % job.row_blocks, index / job.row_blocks);
     // Threads that work alike take items in turn.
     block.next_panel = (index + job.threads) / job.row_blocks * job.chunk_panels;
     if (block.next_panel >= job.panels) block.next_panel = -1;
     multiply_block(*job.gemm, block);
 }
 
-}  // namespace
-
-void multiply_block(const Gemm& gemm, const Block& block) {
 #if defined(__AMX_TILE__)
-    if (gemm.kind == BF16) return multiply_bf16_amx(gemm, block);
-    if (is_quantised(gemm) && block.end_row - block.row >= AMX_QUANT_ROWS) return multiply_quantised_amx(gemm, block);
-#endif
-    is_quantised(gemm) ? multiply_quantised(gemm, block) : multiply_float(gemm, block);
+constexpr int PASS_ROWS = 32;  // of which a block has a whole number, but for the last ones
+
+void gather_item(void* job_pointer, int index, int) {
+    const GemmJob& job = *static_cast<const GemmJob*>(job_pointer);
+    const int row = index * PASS_ROWS;
+    const Block block = block_of(job, row / job.block_rows, 0);
+    if (uses_tiles(*job.gemm, block)) gather_high_rows(*job.gemm, block, (row - block.row) / PASS_ROWS);
 }
+#endif
+
+}  // namespace
 
 void gemm(const Parallel& parallel, const Gemm& gemm) {
     GemmJob job{&gemm, 0, 0, 0, divide_up(gemm.n, PANEL), parallel.threads};
@@ -65,6 +91,9 @@ void gemm(const Parallel& parallel, const Gemm& gemm) {
     job.chunk_panels = job.panels / (parallel.threads * (gemm.rows < 4 ? 4 : 8));
     if (job.chunk_panels < 1) job.chunk_panels = 1;
     const int chunks = divide_up(job.panels, job.chunk_panels);
+#if defined(__AMX_TILE__)
+    if (is_quantised(gemm)) parallel.run(parallel.pool, gather_item, &job, divide_up(gemm.rows, PASS_ROWS));
+#endif
     parallel.run(parallel.pool, run_item, &job, chunks * job.row_blocks);
 }
 

@@ -15,9 +15,6 @@ struct Block {
     int row, end_row, panel, end_panel, next_panel;
 };
 
-// The calling thread multiplies the rows of a block by its panels, and writes the results.
-void multiply_block(const Gemm&, const Block&);
-
 namespace {
 
 INLINE int divide_up(int a, int b) { return (a + b - 1) / b; }
@@ -75,6 +72,8 @@ void multiply_quantised(const Gemm&, const Block&);
 // The same with the tile registers of AMX: the same bits for quantised weights, others for bfloat16.
 void multiply_bf16_amx(const Gemm&, const Block&);
 void multiply_quantised_amx(const Gemm&, const Block&);
+// What multiply_quantised_amx wants first, for each 32 rows of a block.
+void gather_high_rows(const Gemm&, const Block&, int pass);
 
 void gemm(const Parallel&, const Gemm&);
 void quantize_weights(const float*, int, uint8_t*);

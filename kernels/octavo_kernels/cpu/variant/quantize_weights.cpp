@@ -139,32 +139,26 @@ INLINE Codes code_int4(const Groups& groups) {
     return codes;
 }
 
-INLINE I four_bytes(const I* quants) {
-    const I low = or_int(quants[0], shift_left(quants[1], 8));
-    return or_int(low, or_int(shift_left(quants[2], 16), shift_left(quants[3], 24)));
-}
-
-INLINE void store_int(uint8_t* to, I value) { memcpy(to, &value, sizeof value); }
-
-INLINE void write_int4(const Codes (&codes)[2], uint8_t* record) {
-    for (int step = 0; step < GROUP / 4; ++step) {
-        const I low = four_bytes(codes[0].quants + step * 4), high = four_bytes(codes[1].quants + step * 4);
-        store_int(record + step * 64, or_int(low, shift_left(high, 4)));
+// Nibbles of U4, and 16 scales and minima.
+INLINE void write_int4(const Codes& codes, int half, uint8_t* record) {
+    for (int i = 0; i < GROUP / 2; ++i) {
+        alignas(64) int32_t both[LANES];
+        store_int(both, or_int(codes.quants[i], shift_left(codes.quants[i + GROUP / 2], 4)));
+        for (int lane = 0; lane < LANES; ++lane)
+            record[nibble_place(half * LANES + lane) * (GROUP / 2) + i] = static_cast<uint8_t>(both[lane]);
     }
-    for (int half = 0; half < 2; ++half) {
-        store_uint16(reinterpret_cast<uint16_t*>(record + 512) + half * LANES, codes[half].scale);
-        store_uint16(reinterpret_cast<uint16_t*>(record + 576) + half * LANES, codes[half].minimum);
-    }
+    uint16_t* factors = reinterpret_cast<uint16_t*>(record + NIBBLE_BYTES) + half * LANES;
+    store_uint16(factors, codes.scale);
+    store_uint16(factors + PANEL, codes.minimum);
 }
 
 }  // namespace
 
 void quantize_weights(const float* values, int k, uint8_t* records) {
     for (int g = 0; g < k / GROUP; ++g) {
-        Codes codes[2];
+        uint8_t* record = records + static_cast<int64_t>(g) * (NIBBLE_BYTES + PANEL * 4);
         for (int half = 0; half < 2; ++half)
-            codes[half] = code_int4(read_groups(values + static_cast<int64_t>(half) * LANES * k, k, g));
-        write_int4(codes, records + static_cast<int64_t>(g) * (512 + 128));
+            write_int4(code_int4(read_groups(values + static_cast<int64_t>(half) * LANES * k, k, g)), half, record);
     }
 }
 

@@ -8,10 +8,8 @@ namespace {
 constexpr int MAX_HEAD_DIM = 512;
 
 INLINE void normalize(const float* x, const float* weight, float eps, int width, float* out) {
-    F squares = zero();
-    for (int i = 0; i < width; i += 16) squares = fma(load(x + i), load(x + i), squares);
-    const F root = set1(square_root(sum_lanes(squares) / static_cast<float>(width) + eps));
-    for (int i = 0; i < width; i += 16) store(out + i, mul(div(load(x + i), root), load(weight + i)));
+    const F inverse_root = inverse_root_of_row(x, width, eps);
+    for (int i = 0; i < width; i += 16) store(out + i, mul(mul(load(x + i), inverse_root), load(weight + i)));
 }
 
 // Rotate halves, each product and sum rounded on its own; dimensions from 2 * half on stay. out may be x.

@@ -29,30 +29,26 @@ struct Plain {
     INLINE F take_first(const Plain& row, int i, int count) { return load_first(row.x + i, count); }
 };
 
-INLINE F root_of(F squares, int width, float eps) {
-    return set1(square_root(sum_lanes(squares) / static_cast<float>(width) + eps));
-}
-
-INLINE F root_of_row(const float* x, int width, float eps) {
-    F squares = zero();
-    for (int i = 0; i < width; i += 16) {
-        const F value = load_first(x + i, width - i);
-        squares = fma(value, value, squares);
-    }
-    return root_of(squares, width, eps);
-}
-
 // A row under its norm.
 struct Normed {
     const float* x;
     const float* weight;
-    F root;
+    F inverse_root;
 
-    INLINE F take(const Normed& row, int i) { return mul(div(load(row.x + i), row.root), load(row.weight + i)); }
+    INLINE F take(const Normed& row, int i) {
+        return mul(mul(load(row.x + i), row.inverse_root), load(row.weight + i));
+    }
     INLINE F take_first(const Normed& row, int i, int count) {
-        return mul(div(load_first(row.x + i, count), row.root), load_first(row.weight + i, count));
+        return mul(mul(load_first(row.x + i, count), row.inverse_root), load_first(row.weight + i, count));
     }
 };
+
+// `count` values from `begin` on, written to `room` if they lie nowhere else.
+INLINE const float* values_of(const Plain& row, int begin, int, float*) { return row.x + begin; }
+INLINE const float* values_of(const Normed& row, int begin, int count, float* room) {
+    for (int i = 0; i < count; i += 16) store(room + i, Normed::take(row, begin + i));
+    return room;
+}
 
 template <class Row>
 INLINE void write_floats(const Row& row, float* out, int k) {
@@ -71,80 +67,87 @@ INLINE void write_bf16(const Row& row, uint16_t* out, int k) {
     }
 }
 
-// Of a chunk the mean magnitude is SPLIT_MEAN: then few are more than 127 and have a high part.
-constexpr float SPLIT_MEAN = 127.0f / 4.0f;
+// What the root mean square of a chunk becomes: few values then are more than 127 and have a high part, and rounding
+// errs by so much of the whole, however heavy its tails are. Weights of 8 bits are worth more than those of 4.
+INLINE float split_rms(WeightKind kind) { return kind == U8 ? 127.0f / 3.0f : 127.0f / 4.0f; }
 constexpr float MOST_SPLIT = 127.0f * 128.0f + 63.0f;
 
 // The scale of some values: one that most of them fit in 8 bits with, and all in 15.
-INLINE float split_scale(const float* values, int count) {
+INLINE float split_scale(const float* values, int count, WeightKind kind) {
     const I magnitude = set1_int(0x7fffffff);
-    F total = zero();
+    F squares[2] = {zero(), zero()};
     I most = zero_int();
-    for (int i = 0; i < count; i += 16) {
-        const I bits = and_int(as_int(load(values + i)), magnitude);
-        total = add(total, as_float(bits));
-        most = max_int(most, bits);
+    for (int i = 0; i < count; i += GROUP) {
+        UNROLLED(half, 2) {
+            const I bits = and_int(as_int(load(values + i + half * 16)), magnitude);
+            squares[half] = fma(as_float(bits), as_float(bits), squares[half]);
+            most = max_int(most, bits);
+        }
     }
+    const float mean = sum_lanes(add(squares[0], squares[1])) / static_cast<float>(count);
     const int32_t bits = max_lanes_int(most);
     float largest;
     memcpy(&largest, &bits, 4);
-    const float usual = sum_lanes(total) / (static_cast<float>(count) * SPLIT_MEAN), least = largest / MOST_SPLIT;
-    // Not finite: what is not finite in the row, or a sum too large for a float.
+    const float usual = square_root(mean) / split_rms(kind), least = largest / MOST_SPLIT;
+    // Not finite: what is not finite in the row, or a square too large for a float.
     return usual > least && usual < HUGE ? usual : least;
 }
 
-// Sixteen quantised activations: low + 128 * high.
-struct Split {
-    I low, high;
+// Lanes of which the value is not in -127..127: all bits, otherwise none.
+INLINE I beyond_8_bits(I value) {
+    const I size = max_int(value, sub_int(zero_int(), value));
+    return shift_right(sub_int(set1_int(127), size), 31);
+}
 
-    INLINE Split of(I value) {
-        const I size = max_int(value, sub_int(zero_int(), value));
-        const I large = shift_right(sub_int(set1_int(127), size), 31);
-        const I high = and_int(shift_right(add_int(value, set1_int(64)), 7), large);
-        return {sub_int(value, shift_left(high, 7)), high};
+// Bit i: one of x[4 i] to x[4 i + 3] is not 0.
+INLINE uint64_t quads_of(const int8_t* x) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        uint32_t four;
+        memcpy(&four, x + i * 4, 4);
+        bits |= (four ? uint64_t{1} : uint64_t{0}) << i;
     }
-};
+    return bits;
+}
 
-// Writes 32 quantised activations; whether one of them has a high part.
-INLINE bool write_split_group(const Split& first, const Split& second, int8_t* low, int8_t* high, SplitGroup& group) {
-    store_int8(low, first.low);
-    store_int8(low + 16, second.low);
-    store_int8(high, first.high);
-    store_int8(high + 16, second.high);
-    const int32_t sum = sum_lanes_int(add_int(first.low, second.low));
-    group = {-8 * sum, sum * 65536, 0, 0};
-    if (!any(or_int(first.high, second.high))) return false;
-    const int32_t high_sum = sum_lanes_int(add_int(first.high, second.high));
-    group.high_start = -8 * high_sum;
-    group.high_upper = high_sum * 65536;
-    return true;
+// Quantised values of a chunk, 16 at a time, to low and high.
+INLINE void write_chunk(const float* values, int count, float factor, int8_t* low, int8_t* high, SplitChunk& chunk) {
+    I low_sum = zero_int(), high_sum = zero_int();
+    for (int i = 0; i < count; i += 16) {
+        I low_part = round_int(mul(load(values + i), set1(factor))), high_part = zero_int();
+        const I beyond = beyond_8_bits(low_part);
+        if (any(beyond)) {
+            high_part = and_int(shift_right(add_int(low_part, set1_int(64)), 7), beyond);
+            low_part = sub_int(low_part, shift_left(high_part, 7));
+            high_sum = add_int(high_sum, high_part);
+            chunk.any_high = 1;
+        }
+        low_sum = add_int(low_sum, low_part);
+        store_int8(low + i, low_part);
+        store_int8(high + i, high_part);
+        if (any(beyond)) chunk.high[i / 256] |= quads_of(high + i) << (i % 256 / 4);
+    }
+    chunk.low_start = -128 * sum_lanes_int(low_sum);
+    if (chunk.any_high) chunk.high_start = -128 * sum_lanes_int(high_sum);
 }
 
 template <class Row>
-INLINE void write_split(const Row& row, const SplitRows& out, int64_t r, int k) {
+INLINE void write_split(const Row& row, WeightKind kind, const SplitRows& out, int64_t r, int k) {
     const int groups = k / GROUP, chunks = count_chunks(groups);
-    alignas(64) float values[MOST_CHUNK_GROUPS * GROUP];
+    alignas(64) float room[MOST_CHUNK_GROUPS * GROUP];
     for (int c = 0; c < chunks; ++c) {
         const ChunkGroups here = groups_of(c, groups);
         const int begin = here.first * GROUP, count = here.count * GROUP;
-        for (int i = 0; i < count; i += 16) store(values + i, Row::take(row, begin + i));
-        const float scale = split_scale(values, count), inverse = 1.0f / scale;
-        // Nothing to quantise: not finite, or so small that the inverse is not.
-        const bool empty = !(scale < HUGE) || !(inverse < HUGE);
-        const F factor = set1(empty ? 0.0f : inverse);
+        const float* values = values_of(row, begin, count, room);
+        const float scale = split_scale(values, count, kind), inverse = 1.0f / scale;
         SplitChunk& chunk = out.chunks[r * chunks + c];
-        chunk = {scale, 0};
-        for (int g = 0; g < here.count; ++g) {
-            const float* from = values + g * GROUP;
-            Split first{zero_int(), zero_int()}, second = first;
-            if (!empty) {
-                first = Split::of(round_int(mul(load(from), factor)));
-                second = Split::of(round_int(mul(load(from + 16), factor)));
-            }
-            const int64_t at = r * out.stride + begin + g * GROUP;
-            const bool high =
-                write_split_group(first, second, out.low + at, out.high + at, out.groups[r * groups + here.first + g]);
-            chunk.high |= static_cast<uint32_t>(high) << g;
+        chunk = {scale, 0, 0, 0, {}};
+        int8_t *low = out.low + r * out.stride + begin, *high = out.high + r * out.stride + begin;
+        if (scale < HUGE && inverse < HUGE) {
+            write_chunk(values, count, inverse, low, high, chunk);
+        } else {  // nothing to quantise: not finite, or so small that the inverse is not
+            memset(low, 0, static_cast<size_t>(count));
+            memset(high, 0, static_cast<size_t>(count));
         }
     }
 }
@@ -157,7 +160,7 @@ void write_input(const Prepare& job, const Row& row, int64_t r) {
     } else if (job.kind == BF16) {
         write_bf16(row, static_cast<uint16_t*>(job.input) + r * ((k + 1) / 2 * 2), k);
     } else {
-        write_split(row, job.split, r, k);
+        write_split(row, job.kind, job.split, r, k);
     }
 }
 
@@ -167,7 +170,7 @@ struct Preparation {
     void row(int r) const {
         const float* x = job.x + static_cast<int64_t>(job.gather ? job.gather[r] : r) * job.width;
         if (job.norm) {
-            write_input(job, Normed{x, job.norm, root_of_row(x, job.width, job.eps)}, r);
+            write_input(job, Normed{x, job.norm, inverse_root_of_row(x, job.width, job.eps)}, r);
         } else {
             write_input(job, Plain{x}, r);
         }
@@ -182,16 +185,14 @@ struct Normalize {
         const int64_t at = static_cast<int64_t>(r) * width;
         float* out = norm.out + at;
         float* total = norm.total ? norm.total + at : out;
-        F squares = zero();
         for (int i = 0; i < width; i += 16) {
             F value = load_first(norm.x + at + i, width - i);
             if (norm.residual) value = add(value, load_first(norm.residual + at + i, width - i));
             store_first(total + i, value, width - i);
-            squares = fma(value, value, squares);
         }
-        const F root = root_of(squares, width, norm.eps);
+        const F inverse_root = inverse_root_of_row(total, width, norm.eps);
         for (int i = 0; i < width; i += 16) {
-            const F value = div(load_first(total + i, width - i), root);
+            const F value = mul(load_first(total + i, width - i), inverse_root);
             store_first(out + i, mul(value, load_first(norm.weight + i, width - i)), width - i);
         }
     }
@@ -203,7 +204,7 @@ struct NormAddition {
     void row(int r) const {
         const int width = job.width;
         const int64_t at = static_cast<int64_t>(r) * width;
-        const Normed normed{job.y + at, job.weight, root_of_row(job.y + at, width, job.eps)};
+        const Normed normed{job.y + at, job.weight, inverse_root_of_row(job.y + at, width, job.eps)};
         for (int i = 0; i < width; i += 16) {
             const F sum = add(load_first(job.x + at + i, width - i), Normed::take_first(normed, i, width - i));
             store_first(job.x + at + i, sum, width - i);

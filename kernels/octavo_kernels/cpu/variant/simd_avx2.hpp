@@ -66,7 +66,6 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 INLINE I sub_int(I a, I b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
-INLINE I mul_int(I a, I b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
 INLINE I max_int(I a, I b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 INLINE I shift_left(I a, int bits) { return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)}; }
 INLINE I shift_right(I a, int bits) { return {_mm256_srai_epi32(a.low, bits), _mm256_srai_epi32(a.high, bits)}; }
@@ -104,10 +103,6 @@ INLINE F load_half(const uint16_t* from) {
     const __m128i* both = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(both)), _mm256_cvtph_ps(_mm_loadu_si128(both + 1))};
 }
-INLINE I load_int16(const void* from) {
-    const __m128i* both = static_cast<const __m128i*>(from);
-    return {_mm256_cvtepi16_epi32(_mm_loadu_si128(both)), _mm256_cvtepi16_epi32(_mm_loadu_si128(both + 1))};
-}
 INLINE void store_int8(int8_t* to, I value) {
     alignas(32) int32_t lanes[16];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);
@@ -120,6 +115,7 @@ INLINE void store_uint16(uint16_t* to, I value) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), value.high);
     for (int i = 0; i < 16; ++i) to[i] = static_cast<uint16_t>(lanes[i]);
 }
+INLINE void store_int(void* to, I value) { memcpy(to, &value, sizeof value); }
 INLINE I low_nibbles(I bytes) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(bytes.low, mask), _mm256_and_si256(bytes.high, mask)};
@@ -130,21 +126,55 @@ INLINE I high_nibbles(I bytes) {
             _mm256_and_si256(_mm256_srli_epi16(bytes.high, 4), mask)};
 }
 
+INLINE __m256i level_bytes_of(__m256i step, __m256i base) {
+    // Quants 0, 2, ... 14 and 1, 3, ... 15, times 16.
+    const __m256i evens = _mm256_set_epi16(224, 192, 160, 128, 96, 64, 32, 0, 224, 192, 160, 128, 96, 64, 32, 0);
+    const __m256i odds = _mm256_add_epi16(evens, _mm256_set1_epi16(16));
+    const __m256i even = _mm256_add_epi16(_mm256_mullo_epi16(step, evens), base);
+    const __m256i odd = _mm256_add_epi16(_mm256_mullo_epi16(step, odds), base);
+    return _mm256_or_si256(_mm256_srli_epi16(even, 8), _mm256_andnot_si256(_mm256_set1_epi16(0x00ff), odd));
+}
+// In each of four 128-bit lanes the bytes that the 16 values of a quant stand for: the upper ones of 16 * step * quant
+// + base. steps [4], bases [4], uint16: of a lane each.
+INLINE I level_bytes(const uint8_t* steps, const uint8_t* bases) {
+    int32_t four_steps;
+    int64_t four_bases;
+    memcpy(&four_steps, steps, 4);
+    memcpy(&four_bases, bases, 8);
+    const __m256i step = _mm256_set1_epi32(four_steps), base = _mm256_set1_epi64x(four_bases);
+    const __m256i low_steps =
+        _mm256_set_epi64x(-0x7ffe7ffe7ffe7fff, -0x7ffe7ffe7ffe7fff, -0x7fff7fff7fff8000, -0x7fff7fff7fff8000);
+    const __m256i high_steps =
+        _mm256_set_epi64x(-0x7ffc7ffc7ffc7ffd, -0x7ffc7ffc7ffc7ffd, -0x7ffd7ffd7ffd7ffe, -0x7ffd7ffd7ffd7ffe);
+    const __m256i low_bases =
+        _mm256_set_epi64x(0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
+    const __m256i high_bases = _mm256_add_epi8(low_bases, _mm256_set1_epi8(4));
+    return {level_bytes_of(_mm256_shuffle_epi8(step, low_steps), _mm256_shuffle_epi8(base, low_bases)),
+            level_bytes_of(_mm256_shuffle_epi8(step, high_steps), _mm256_shuffle_epi8(base, high_bases))};
+}
+// In each lane the bytes at the places that `quants` have.
+INLINE I look_up(I bytes, I quants) {
+    return {_mm256_shuffle_epi8(bytes.low, quants.low), _mm256_shuffle_epi8(bytes.high, quants.high)};
+}
+// Sixteen bytes in every lane.
+INLINE I broadcast16(const void* from) {
+    const __m256i two = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+    return {two, two};
+}
+// In every lane the first or last two numbers of a and b, or halves of eight bytes, in turn.
+INLINE I zip_low(I a, I b) { return {_mm256_unpacklo_epi32(a.low, b.low), _mm256_unpacklo_epi32(a.high, b.high)}; }
+INLINE I zip_high(I a, I b) { return {_mm256_unpackhi_epi32(a.low, b.low), _mm256_unpackhi_epi32(a.high, b.high)}; }
+INLINE I join_low(I a, I b) { return {_mm256_unpacklo_epi64(a.low, b.low), _mm256_unpacklo_epi64(a.high, b.high)}; }
+INLINE I join_high(I a, I b) { return {_mm256_unpackhi_epi64(a.low, b.low), _mm256_unpackhi_epi64(a.high, b.high)}; }
+
 // Products of bytes: vpmaddubsw adds two in 16 bits and saturates there, so what is added must be kept small.
-//   NIBBLES: 8 * 2 * 15 * 127 fits: the sums of a whole group stay in 16 bits.
 //   BYTES up to 63: 2 * 63 * 127 fits, and is widened at once.
 //   BYTES up to 255: the weights are taken less 128, as magnitudes with their signs moved to x; 2 * 128 * 127 fits.
-constexpr bool NARROW_NIBBLES = true;
 constexpr bool WEIGHTS_LESS_128 = true;
 INLINE I add_pairs(I a) {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(a.low, ones), _mm256_madd_epi16(a.high, ones)};
 }
-INLINE I dot4_nibbles(I sum16, I weights, I x) {
-    return {_mm256_add_epi16(sum16.low, _mm256_maddubs_epi16(weights.low, x.low)),
-            _mm256_add_epi16(sum16.high, _mm256_maddubs_epi16(weights.high, x.high))};
-}
-INLINE I finish_nibbles(I start, I sum16) { return add_int(start, add_pairs(sum16)); }
 INLINE I dot4_small(I sum, I weights, I x) {
     return add_int(sum,
                    add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
@@ -154,11 +184,6 @@ INLINE I dot4(I sum, I weights, I x) {
     const I w = {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
     return dot4_small(sum, {_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)},
                       {_mm256_sign_epi8(x.low, w.low), _mm256_sign_epi8(x.high, w.high)});
-}
-// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
-INLINE I add_steps(I sum, I dot, I upper, I steps) {
-    return add_int(sum, {_mm256_madd_epi16(_mm256_blend_epi16(dot.low, upper.low, 0xaa), steps.low),
-                         _mm256_madd_epi16(_mm256_blend_epi16(dot.high, upper.high, 0xaa), steps.high)});
 }
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

@@ -52,7 +52,6 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
-INLINE I mul_int(I a, I b) { return _mm512_mullo_epi32(a, b); }
 INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
 INLINE I shift_right(I a, int bits) { return _mm512_srai_epi32(a, static_cast<unsigned>(bits)); }
@@ -77,35 +76,62 @@ INLINE bool any(I a) { return _mm512_test_epi32_mask(a, a) != 0; }
 INLINE F load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
-INLINE I load_int16(const void* from) {
-    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
-}
 INLINE void store_int8(int8_t* to, I value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(value));
 }
 INLINE void store_uint16(uint16_t* to, I value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(value));
 }
+INLINE void store_int(void* to, I value) { _mm512_storeu_si512(to, value); }
 INLINE I low_nibbles(I bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
 INLINE I high_nibbles(I bytes) { return _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15)); }
 
+// In each of four 128-bit lanes the bytes that the 16 values of a quant stand for: the upper ones of 16 * step * quant
+// + base. steps [4], bases [4], uint16: of a lane each.
+INLINE I level_bytes(const uint8_t* steps, const uint8_t* bases) {
+    int32_t four_steps;
+    int64_t four_bases;
+    memcpy(&four_steps, steps, 4);
+    memcpy(&four_bases, bases, 8);
+    const I step_places =
+        _mm512_set_epi64(-0x7ffc7ffc7ffc7ffd, -0x7ffc7ffc7ffc7ffd, -0x7ffd7ffd7ffd7ffe, -0x7ffd7ffd7ffd7ffe,
+                         -0x7ffe7ffe7ffe7fff, -0x7ffe7ffe7ffe7fff, -0x7fff7fff7fff8000, -0x7fff7fff7fff8000);
+    const I base_places =
+        _mm512_set_epi64(0x0706070607060706, 0x0706070607060706, 0x0504050405040504, 0x0504050405040504,
+                         0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
+    const I step = _mm512_shuffle_epi8(_mm512_set1_epi32(four_steps), step_places);
+    const I base = _mm512_shuffle_epi8(_mm512_set1_epi64(four_bases), base_places);
+    // Quants 0, 2, ... 14 and 1, 3, ... 15, times 16.
+    const I evens = _mm512_set4_epi32(0x00e000c0, 0x00a00080, 0x00600040, 0x00200000);
+    const I odds = _mm512_add_epi16(evens, _mm512_set1_epi16(16));
+    const I even = _mm512_add_epi16(_mm512_mullo_epi16(step, evens), base);
+    const I odd = _mm512_add_epi16(_mm512_mullo_epi16(step, odds), base);
+    // low bytes from even's upper ones, upper bytes from odd's
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 8), odd, _mm512_set1_epi16(0x00ff), 0xe4);
+}
+// In each lane the bytes at the places that `quants` have.
+INLINE I look_up(I bytes, I quants) { return _mm512_shuffle_epi8(bytes, quants); }
+// Sixteen bytes in every lane.
+INLINE I broadcast16(const void* from) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+}
+// In every lane the first or last two numbers of a and b, or halves of eight bytes, in turn.
+INLINE I zip_low(I a, I b) { return _mm512_unpacklo_epi32(a, b); }
+INLINE I zip_high(I a, I b) { return _mm512_unpackhi_epi32(a, b); }
+INLINE I join_low(I a, I b) { return _mm512_unpacklo_epi64(a, b); }
+INLINE I join_high(I a, I b) { return _mm512_unpackhi_epi64(a, b); }
+
 // sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
 #if defined(__AVX512VNNI__)
-constexpr bool WEIGHTS_LESS_128 = false, NARROW_NIBBLES = false;
-INLINE I dot2_int16(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
+constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
-INLINE I dot4_nibbles(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
-INLINE I finish_nibbles(I start, I sum) { return _mm512_add_epi32(start, sum); }
 #else
 // vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
-constexpr bool WEIGHTS_LESS_128 = true, NARROW_NIBBLES = true;
-INLINE I dot2_int16(I sum, I a, I b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }
-INLINE I add_pairs(I a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
-INLINE I dot4_nibbles(I sum16, I weights, I x) { return _mm512_add_epi16(sum16, _mm512_maddubs_epi16(weights, x)); }
-INLINE I finish_nibbles(I start, I sum16) { return _mm512_add_epi32(start, add_pairs(sum16)); }
+constexpr bool WEIGHTS_LESS_128 = true;
 INLINE I dot4_small(I sum, I weights, I x) {
-    return _mm512_add_epi32(sum, add_pairs(_mm512_maddubs_epi16(weights, x)));
+    const I pairs = _mm512_maddubs_epi16(weights, x);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 INLINE I dot4(I sum, I weights, I x) {
     const I w = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
@@ -113,10 +139,6 @@ INLINE I dot4(I sum, I weights, I x) {
     return dot4_small(sum, _mm512_abs_epi8(w), signed_x);
 }
 #endif
-// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
-INLINE I add_steps(I sum, I dot, I upper, I steps) {
-    return dot2_int16(sum, _mm512_mask_blend_epi16(0xaaaaaaaau, dot, upper), steps);
-}
 // sum + the products of two bfloat16 per lane
 INLINE F dot2(F sum, I weights, I x) {
 #if defined(__AVX512BF16__)

@@ -67,7 +67,6 @@ INLINE I broadcast4(const void* from) {
 }
 INLINE I add_int(I a, I b) { return a + b; }
 INLINE I sub_int(I a, I b) { return a - b; }
-INLINE I mul_int(I a, I b) { return a * b; }
 INLINE I max_int(I a, I b) {
     const I more = a > b;
     return (more & a) | (~more & b);
@@ -124,21 +123,53 @@ INLINE F load_half(const uint16_t* from) {
     for (int i = 0; i < 16; ++i) result[i] = half_to_float(from[i]);
     return result;
 }
-INLINE I load_int16(const void* from) {
-    int16_t values[16];
-    memcpy(values, from, sizeof values);
-    I result;
-    for (int i = 0; i < 16; ++i) result[i] = values[i];
-    return result;
-}
 INLINE void store_int8(int8_t* to, I value) {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<int8_t>(value[i]);
 }
 INLINE void store_uint16(uint16_t* to, I value) {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<uint16_t>(value[i]);
 }
+INLINE void store_int(void* to, I value) { memcpy(to, &value, sizeof value); }
 INLINE I low_nibbles(I bytes) { return bytes & 0x0f0f0f0f; }
 INLINE I high_nibbles(I bytes) { return (bytes >> 4) & 0x0f0f0f0f; }
+
+// In each of four lanes of 16 bytes the bytes that the 16 values of a quant stand for: the upper ones of 16 * step *
+// quant + base. steps [4], bases [4], uint16: of a lane each.
+INLINE I level_bytes(const uint8_t* steps, const uint8_t* bases) {
+    uint8_t bytes[64];
+    for (int i = 0; i < 64; ++i) {
+        const int base = bases[i / 16 * 2] | bases[i / 16 * 2 + 1] << 8;
+        bytes[i] = static_cast<uint8_t>((16 * steps[i / 16] * (i % 16) + base) >> 8);
+    }
+    return load_int(bytes);
+}
+// In each lane the bytes at the places that `quants` have.
+INLINE I look_up(I bytes, I quants) {
+    uint8_t from[64], at[64], found[64];
+    memcpy(from, &bytes, 64);
+    memcpy(at, &quants, 64);
+    for (int i = 0; i < 64; ++i) found[i] = from[i / 16 * 16 + at[i]];
+    return load_int(found);
+}
+// Sixteen bytes in every lane.
+INLINE I broadcast16(const void* from) {
+    I result;
+    for (int lane = 0; lane < 4; ++lane) memcpy(reinterpret_cast<char*>(&result) + lane * 16, from, 16);
+    return result;
+}
+// In every lane the first or last two numbers of a and b, or halves of eight bytes, in turn.
+INLINE I zip_low(I a, I b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+INLINE I zip_high(I a, I b) {
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+INLINE I join_low(I a, I b) {
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+INLINE I join_high(I a, I b) {
+    return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
 
 INLINE I dot4(I sum, I weights, I x) {
 #if defined(__SSE2__)
@@ -159,16 +190,8 @@ INLINE I dot4(I sum, I weights, I x) {
     return sum;
 #endif
 }
-constexpr bool NARROW_NIBBLES = false;
 constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4_small(I sum, I weights, I x) { return dot4(sum, weights, x); }
-INLINE I dot4_nibbles(I sum, I weights, I x) { return dot4(sum, weights, x); }
-INLINE I finish_nibbles(I start, I sum) { return start + sum; }
-
-// sum + dot * the lower half of `steps` + the upper half of `upper` * that of `steps`, per lane; dot fits in 16 bits
-INLINE I add_steps(I sum, I dot, I upper, I steps) {
-    return sum + dot * ((steps << 16) >> 16) + (upper >> 16) * (steps >> 16);
-}
 
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

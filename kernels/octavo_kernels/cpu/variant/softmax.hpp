@@ -5,24 +5,7 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-constexpr float LOG2_E = 1.44269504f, LOWEST = -3.402823466e38f;
-
-// 2^x for x <= 0, about 2 ulp: 2^0 is exactly 1, below -100 it is 2^-100, NaN stays NaN. The whole part goes into the
-// exponent's bits, the rest, within +-1/2, into a polynomial (minimax in relative error, with 1 as its constant).
-INLINE F power_of_two(F x) {
-    // Adding it leaves the nearest whole number and an exponent's bias in the lowest bits.
-    const F magic = set1(12582912.0f + 127.0f);
-    const F clamped = max(set1(-100.0f), x);
-    const F shifted = add(clamped, magic);
-    const F rest = sub(clamped, sub(shifted, magic));
-    F p = set1(0.001326472731f);
-    p = fma(p, rest, set1(0.009671512991f));
-    p = fma(p, rest, set1(0.05550733581f));
-    p = fma(p, rest, set1(0.2402224243f));
-    p = fma(p, rest, set1(0.6931470037f));
-    p = fma(p, rest, set1(1.0f));
-    return mul(p, as_float(shift_left(as_int(shifted), 23)));
-}
+constexpr float LOWEST = -3.402823466e38f;
 
 // What queries are multiplied with, so that scores are to the base of 2; where they are capped, that comes afterwards.
 INLINE float query_scale(const Attention& a) { return a.softcap != 0.0f ? a.scale : a.scale * LOG2_E; }
