@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool
-from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_units, sample
+from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_units
 
 _RNG = np.random.default_rng(0)
 _SHAPE = (64, 2048)
