@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from octavo_engine.bench.peers import driver
 from octavo_engine.bench.peers.driver import Answer, DriverProcess, read_answer, timing
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
@@ -18,7 +22,7 @@ ITEMS = [Item((1, 2, 3), 4), Item((5,), 2)]
 
 # A peer of three lines: what drivers/with_*.py are for others' engines.
 ECHO = """
-import os, sys
+import os, subprocess, sys
 def start(settings):
     print("loading", settings["model"])
     os.write(1, b"noise of native code\\n")
@@ -28,6 +32,8 @@ def run(requests):
         raise ValueError("13 is out")
     if requests[0]["max_tokens"] == 14:
         os._exit(3)
+    if requests[0]["max_tokens"] == 15:
+        subprocess.run([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"])
     tokens = sum(request["max_tokens"] for request in requests)
     times = {"seconds": 2.0, "first_token_seconds": 0.5}
     return {**times, "output_tokens": tokens, "decode_tokens": tokens - len(requests)}
@@ -47,9 +53,9 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_a_peer_runs_one_workload_after_the_other(environment):
-    with DriverProcess("Echo", environment, "with_echo", {"model": "m"}) as driver:
-        assert driver.versions == {"echo": "1.0"}
-        first, second = driver.run(ITEMS), driver.run(ITEMS[1:])
+    with DriverProcess("Echo", environment, "with_echo", {"model": "m"}) as echo:
+        assert echo.versions == {"echo": "1.0"}
+        first, second = echo.run(ITEMS), echo.run(ITEMS[1:])
     assert (first.prompt_tokens, first.output_tokens, first.decode_tokens) == (4, 6, 4)
     assert (first.seconds, first.first_token_seconds) == (2.0, 0.5)
     assert (second.prompt_tokens, second.output_tokens) == (1, 2)
@@ -62,11 +68,35 @@ def test_a_peer_runs_one_workload_after_the_other(environment):
     ("tokens", "said"), [(13, "Echo failed: ValueError: 13 is out"), (14, "Echo ended before it answered")]
 )
 def test_a_peer_that_fails_says_so_in_one_sentence(environment, tokens, said):
-    with DriverProcess("Echo", environment, "with_echo", {"model": "m"}) as driver:
+    with DriverProcess("Echo", environment, "with_echo", {"model": "m"}) as echo:
         with pytest.raises(PeerError, match=said):
-            driver.run([Item((1,), tokens)])
+            echo.run([Item((1,), tokens)])
         with pytest.raises(PeerError, match="Echo ended"):
-            driver.run(ITEMS)
+            echo.run(ITEMS)
+
+
+def test_a_peer_ends_with_all_it_started_when_nobody_asks_any_more(environment):
+    """As when the bench is killed: only the end of its input tells the driver. Its log ends with the last process."""
+    read, write = os.pipe()
+    command = [environment.python, driver._SCRIPT, "with_echo", '{"model": "m"}']
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=write,
+        env=environment.variables(),
+        start_new_session=True,
+    ) as process:
+        os.close(write)
+        assert b"ready" in process.stdout.readline()
+        process.stdin.write(b'{"requests": [{"prompt": [1], "max_tokens": 15}]}\n')
+        process.stdin.flush()
+        with os.fdopen(read, "rb") as log:
+            while b"here" not in log.readline():
+                pass
+            process.stdin.close()
+            log.read()
+        assert process.wait() == -signal.SIGKILL
 
 
 def test_a_peer_that_does_not_load_says_so(environment):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,6 +84,8 @@ class DriverProcess:
                     stderr=log,
                     text=True,
                     env=environment.variables(variables),
+                    # The driver ends its group, and a peer may leave processes of its own behind.
+                    start_new_session=True,
                 )
         except OSError as error:
             raise PeerError(f"{title} cannot be started: {error.strerror}; run again with --install.") from error
@@ -109,18 +113,19 @@ class DriverProcess:
         return read_answer(self._process.stdout.readline(), self.title, self._log)
 
     def close(self) -> None:
-        """End the process: it ends by itself when its input does."""
+        """End the process, which ends by itself when its input does, and what it may have left behind."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # Closing flushes, and a peer that died cannot take what is left.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # The group may be gone already.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def __enter__(self) -> DriverProcess:
         """Return itself."""

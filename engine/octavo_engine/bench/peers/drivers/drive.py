@@ -11,6 +11,8 @@ The second argument is handed to the module's `start(settings)`, which loads the
     out  {"event": "error", "detail": "…"}    instead, and the process ends
 
 `first_token_seconds` is null where the peer does not tell it; `decode_tokens` are those computed after it.
+
+When its input ends during a workload, whoever asked is gone or has given up: the process ends with all that it started.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
+import signal
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -28,15 +33,30 @@ def main() -> None:
     # What the peer prints must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    # Held while there is work: what the peer loads and runs cannot be interrupted from here.
+    busy = threading.Lock()
+    threading.Thread(target=end_with_input, args=(busy,), daemon=True).start()
     try:
-        begun = time.perf_counter()
-        versions, run = importlib.import_module(sys.argv[1]).start(json.loads(sys.argv[2]))
-        say(answers, event="ready", versions=versions, seconds=time.perf_counter() - begun)
+        with busy:
+            begun = time.perf_counter()
+            versions, run = importlib.import_module(sys.argv[1]).start(json.loads(sys.argv[2]))
+            say(answers, event="ready", versions=versions, seconds=time.perf_counter() - begun)
         for line in sys.stdin:
-            say(answers, event="result", **run(json.loads(line)["requests"]))
+            with busy:
+                say(answers, event="result", **run(json.loads(line)["requests"]))
     except Exception as error:
         say(answers, event="error", detail=f"{type(error).__name__}: {error}")
         raise
+
+
+def end_with_input(busy: threading.Lock) -> None:
+    """Kill this process's group if standard input ends during work; between workloads the loop ends by itself."""
+    hangup = select.poll()
+    hangup.register(0, select.POLLHUP)
+    while not any(event & select.POLLHUP for _, event in hangup.poll()):
+        pass
+    if busy.locked():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def say(answers: TextIO, **fields: Any) -> None:
