@@ -47,9 +47,11 @@ bool spin_until(int microseconds, Done done) {
 
 }  // namespace
 
-Pool::Pool(int threads, int spin_us) : threads_(threads), spin_us_(spin_us) {
+Pool::Pool(int threads, int spin_us)
+    : threads_(threads), spin_us_(spin_us) {
     if (threads < 1 || threads > 1024) throw std::invalid_argument("A pool has 1 to 1024 threads.");
     if (spin_us < 0 || spin_us > 50) throw std::invalid_argument("A pool's threads spin for 0 to 50 microseconds.");
+    shares_ = std::vector<Share>(static_cast<std::size_t>(threads));
     try {
         for (int thread = 1; thread < threads; ++thread) workers_.emplace_back(&Pool::work, this, thread);
     } catch (...) {
@@ -98,8 +100,12 @@ void Pool::run(void (*item)(void*, int, int), void* job, int count) {
     }
     item_ = item;
     job_ = job;
-    count_ = count;
-    next_.store(0, std::memory_order_relaxed);
+    for (int thread = 0; thread < threads_; ++thread) {
+        Share& share = shares_[static_cast<std::size_t>(thread)];
+        const auto share_of = [&](int t) { return static_cast<int>(static_cast<std::int64_t>(count) * t / threads_); };
+        share.next.store(share_of(thread), std::memory_order_relaxed);
+        share.end = share_of(thread + 1);
+    }
     state_.store(OPEN, std::memory_order_release);
     epoch_.fetch_add(1);
     if (sleepers_.load() > 0) wake(epoch_, count - 1 < threads_ - 1 ? count - 1 : threads_ - 1);
@@ -108,7 +114,16 @@ void Pool::run(void (*item)(void*, int, int), void* job, int count) {
 }
 
 void Pool::drain(int thread) {
-    for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) item_(job_, index, thread);
+    // Who has nothing left to do helps the others.
+    for (int i = 0; i < threads_; ++i) drain_share((thread + i) % threads_, thread);
+}
+
+void Pool::drain_share(int owner, int thread) {
+    Share& share = shares_[static_cast<std::size_t>(owner)];
+    while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const int index = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (index < share.end) item_(job_, index, thread);
+    }
 }
 
 void Pool::await_workers() {

@@ -13,7 +13,8 @@ namespace octavo {
 
 // Runs jobs on `threads` threads, of which the caller's is one. A worker waits for the next job by spinning for at most
 // `spin_us` microseconds, then in a futex. A job ends when its items are done: a worker that the machine has not run
-// meanwhile is not waited for, since it has not joined.
+// meanwhile is not waited for, since it has not joined. Each thread begins with a share of neighbouring items, in
+// order, so that it reads on where it was, and then helps the others with theirs.
 class Pool {
 public:
     Pool(int threads, int spin_us);
@@ -39,6 +40,7 @@ private:
 
     void run(void (*item)(void*, int, int), void* job, int count);
     void drain(int thread);
+    void drain_share(int owner, int thread);
     void work(int thread);
     void await_workers();
 
@@ -49,9 +51,12 @@ private:
     // The job; written only while no worker is in it.
     void (*item_)(void*, int, int) = nullptr;
     void* job_ = nullptr;
-    int count_ = 0;
 
-    alignas(64) std::atomic<int> next_{0};
+    struct alignas(64) Share {
+        std::atomic<int> next{0};
+        int end = 0;
+    };
+    std::vector<Share> shares_;                        // of each thread: neighbouring items, which it does in order
     alignas(64) std::atomic<std::uint32_t> state_{0};  // OPEN, WAITING, and how many workers are in the job
     alignas(64) std::atomic<std::uint32_t> epoch_{0};  // changes with every job
     std::atomic<std::uint32_t> sleepers_{0};

@@ -29,7 +29,7 @@ int count_blocks(const Gemm& gemm, const BlockRows& block) {
 
 struct GemmJob {
     const Gemm* gemm;
-    int block_rows, row_blocks, chunk_panels, panels, threads;
+    int block_rows, row_blocks, chunk_panels, panels;
 };
 
 bool uses_tiles(const Gemm& gemm, const Block& block) {
@@ -63,8 +63,8 @@ void run_item(void* job_pointer, int index, int) {
     const GemmJob& job = *static_cast<const GemmJob*>(job_pointer);
     // Row blocks change fastest: a chunk of the weights is read once while all rows pass.
     Block block = block_of(job, index % job.row_blocks, index / job.row_blocks);
-    // Threads that work alike take items in turn.
-    block.next_panel = (index + job.threads) / job.row_blocks * job.chunk_panels;
+    // A thread's items follow each other.
+    block.next_panel = (index + 1) / job.row_blocks * job.chunk_panels;
     if (block.next_panel >= job.panels) block.next_panel = -1;
     multiply_block(*job.gemm, block);
 }
@@ -83,13 +83,12 @@ void gather_item(void* job_pointer, int index, int) {
 }  // namespace
 
 void gemm(const Parallel& parallel, const Gemm& gemm) {
-    GemmJob job{&gemm, 0, 0, 0, divide_up(gemm.n, PANEL), parallel.threads};
+    GemmJob job{&gemm, 0, 0, 0, divide_up(gemm.n, PANEL)};
     const BlockRows& rows = is_quantised(gemm) ? QUANTISED_ROWS : FEW_ROWS;
     job.block_rows = divide_up(divide_up(gemm.rows, count_blocks(gemm, rows)), rows.step) * rows.step;
     job.row_blocks = divide_up(gemm.rows, job.block_rows);
-    // Of few rows reading is the work, and long stretches read fastest; of many, equal shares.
-    job.chunk_panels = job.panels / (parallel.threads * (gemm.rows < 4 ? 4 : 8));
-    if (job.chunk_panels < 1) job.chunk_panels = 1;
+    // Equal shares; of few rows reading is the work, and fewer items read on longer.
+    job.chunk_panels = divide_up(job.panels, parallel.threads * (gemm.rows < 4 ? 4 : 8));
     const int chunks = divide_up(job.panels, job.chunk_panels);
 #if defined(__AMX_TILE__)
     if (is_quantised(gemm)) parallel.run(parallel.pool, gather_item, &job, divide_up(gemm.rows, PASS_ROWS));
