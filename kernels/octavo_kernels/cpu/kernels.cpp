@@ -11,9 +11,9 @@ int64_t attention_scratch_floats(int head_dim) {
 int64_t gemm_scratch_bytes(WeightKind kind, int rows, int k) {
     if (kind != U8 && kind != U4) return 0;
     const int groups = k / GROUP, chunks = (groups + chunk_groups(groups) - 1) / chunk_groups(groups);
-    // Of each 32 rows and chunk which features, and of each row at most a tile more than its features.
-    const int64_t passes = (rows + 31) / 32, row = k + chunks * 64;
-    return (passes * chunks * 320 + passes * 32 * row + 127) / 64 * 64;
+    // Of each row at most a tile more than its features.
+    const int64_t passes = (rows + PASS_ROWS - 1) / PASS_ROWS, row = k + chunks * 64;
+    return (passes * chunks * HIGH_PART_BYTES + passes * PASS_ROWS * row + 127) / 64 * 64;
 }
 
 }  // namespace octavo

@@ -85,6 +85,7 @@ struct Gemm {
     Epilogue epilogue;
     uint8_t* scratch;  // gemm_scratch_bytes, for high parts
 };
+constexpr int PASS_ROWS = 32, HIGH_PART_BYTES = 320;  // of each so many rows and chunk: which features have high parts
 int64_t gemm_scratch_bytes(WeightKind kind, int rows, int k);
 
 // total = x + residual; out = total / sqrt(mean(total^2) + eps) * weight

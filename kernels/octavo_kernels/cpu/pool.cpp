@@ -47,8 +47,7 @@ bool spin_until(int microseconds, Done done) {
 
 }  // namespace
 
-Pool::Pool(int threads, int spin_us)
-    : threads_(threads), spin_us_(spin_us) {
+Pool::Pool(int threads, int spin_us) : threads_(threads), spin_us_(spin_us) {
     if (threads < 1 || threads > 1024) throw std::invalid_argument("A pool has 1 to 1024 threads.");
     if (spin_us < 0 || spin_us > 50) throw std::invalid_argument("A pool's threads spin for 0 to 50 microseconds.");
     shares_ = std::vector<Share>(static_cast<std::size_t>(threads));

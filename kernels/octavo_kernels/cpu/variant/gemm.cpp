@@ -32,13 +32,11 @@ struct GemmJob {
     int block_rows, row_blocks, chunk_panels, panels;
 };
 
-bool uses_tiles(const Gemm& gemm, const Block& block) {
 #if defined(__AMX_TILE__)
+bool uses_tiles(const Gemm& gemm, const Block& block) {
     return gemm.kind == BF16 || (is_quantised(gemm) && block.end_row - block.row >= AMX_QUANT_ROWS);
-#else
-    return false;
-#endif
 }
+#endif
 
 // The calling thread multiplies the rows of a block by its panels, and writes the results.
 void multiply_block(const Gemm& gemm, const Block& block) {
@@ -70,7 +68,7 @@ void run_item(void* job_pointer, int index, int) {
 }
 
 #if defined(__AMX_TILE__)
-constexpr int PASS_ROWS = 32;  // of which a block has a whole number, but for the last ones
+static_assert(QUANTISED_ROWS.step == PASS_ROWS);  // a block has whole passes, but for the last one
 
 void gather_item(void* job_pointer, int index, int) {
     const GemmJob& job = *static_cast<const GemmJob*>(job_pointer);

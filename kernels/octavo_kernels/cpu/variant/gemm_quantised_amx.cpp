@@ -7,17 +7,18 @@
 namespace octavo::OCTAVO_VARIANT {
 namespace {
 
-constexpr int DEPTH = 64, QUADS = DEPTH / 4;              // features of a tile, in fours
-constexpr int TILE_ROWS = 16, MOST_ROWS = 2 * TILE_ROWS;  // two tiles below each other
+constexpr int DEPTH = 64, QUADS = DEPTH / 4;  // features of a tile, in fours
+constexpr int TILE_ROWS = 16;
+static_assert(PASS_ROWS == 2 * TILE_ROWS);  // two tiles below each other
 constexpr int MOST_QUADS = MOST_CHUNK_GROUPS * GROUP_QUADS;
-constexpr int MOST_PASSES = MOST_BLOCK_ROWS / MOST_ROWS + 1;
+constexpr int MOST_PASSES = MOST_BLOCK_ROWS / PASS_ROWS + 1;
 
 // A block's rows as passes of at most 32 rows. All have as many; the last one may begin with rows of the one before it.
 struct Passes {
     int all, count, rows;
 
     INLINE Passes of(int all) {
-        const int count = divide_up(all, MOST_ROWS);
+        const int count = divide_up(all, PASS_ROWS);
         return {all, count, divide_up(all, count)};
     }
     INLINE int tile_rows(const Passes& p) { return p.rows > TILE_ROWS ? (p.rows + 1) / 2 : p.rows; }
@@ -38,6 +39,7 @@ struct HighPart {
     int count;
     uint8_t quads[MOST_QUADS];
 };
+static_assert(sizeof(HighPart) <= HIGH_PART_BYTES);
 
 // The 16 * word-th quads and those behind them that have a high part in one of the rows: a bit each.
 INLINE uint32_t quads_of(const uint64_t (&bits)[MOST_CHUNK_GROUPS / 8], int word) {
@@ -74,7 +76,7 @@ INLINE HighPart gather_high(const int8_t* x, int64_t stride, const SplitChunk* a
 }
 
 // Scratch memory begins with a part for each pass of every block and chunk; a pass's rows lie behind them. Blocks begin
-// with multiples of MOST_ROWS.
+// with multiples of PASS_ROWS.
 struct HighParts {
     HighPart* parts;
     int8_t* rows;
@@ -82,13 +84,13 @@ struct HighParts {
     int chunks;
 
     INLINE HighParts of(const Gemm& gemm) {
-        const int chunks = count_chunks(gemm.k / GROUP), passes = divide_up(gemm.rows, MOST_ROWS);
+        const int chunks = count_chunks(gemm.k / GROUP), passes = divide_up(gemm.rows, PASS_ROWS);
         const int64_t parts = divide_up(passes * chunks * static_cast<int>(sizeof(HighPart)), 64) * INT64_C(64);
         return {reinterpret_cast<HighPart*>(gemm.scratch), reinterpret_cast<int8_t*>(gemm.scratch) + parts,
-                MOST_ROWS * static_cast<int64_t>(gemm.k + chunks * DEPTH), chunks};
+                PASS_ROWS * static_cast<int64_t>(gemm.k + chunks * DEPTH), chunks};
     }
     INLINE HighPart& part(const HighParts& all, const Block& block, int pass, int chunk) {
-        return all.parts[(block.row / MOST_ROWS + pass) * all.chunks + chunk];
+        return all.parts[(block.row / PASS_ROWS + pass) * all.chunks + chunk];
     }
 };
 
@@ -103,7 +105,7 @@ INLINE TileShapes product_shapes(int rows) {
 
 // Integers of rows times a panel.
 struct alignas(64) Dots {
-    int32_t rows[MOST_ROWS][PANEL];
+    int32_t rows[PASS_ROWS][PANEL];
 };
 
 // dots = rows times weights [quads][32][4]; with TWO, the second tile of rows begins at row `second`.
@@ -264,7 +266,7 @@ void run(const Gemm& gemm, const Block& block) {
     const int64_t panel_bytes = panel_bytes_of(KIND, groups);
     const Passes passes = Passes::of(block.end_row - block.row);
     const int second = passes.rows - Passes::tile_rows(passes);
-    alignas(64) float sums[MOST_PASSES * MOST_ROWS * PANEL];
+    alignas(64) float sums[MOST_PASSES * PASS_ROWS * PANEL];
     alignas(64) uint8_t wide[MOST_CHUNK_BYTES], gathered[MOST_CHUNK_BYTES];
     const HighParts high = HighParts::of(gemm);
     const Tiles shapes(product_shapes(Passes::tile_rows(passes)));
@@ -304,7 +306,7 @@ void gather_high_rows(const Gemm& gemm, const Block& block, int pass) {
     const Passes passes = Passes::of(block.end_row - block.row);
     const HighParts high = HighParts::of(gemm);
     const int64_t row = block.row + Passes::begin(passes, pass);
-    int8_t* to = high.rows + (block.row / MOST_ROWS + pass) * high.pass_bytes;
+    int8_t* to = high.rows + (block.row / PASS_ROWS + pass) * high.pass_bytes;
     for (int c = 0; c < high.chunks; ++c) {
         const int8_t* at = x.high + row * x.stride + groups_of(c, gemm.k / GROUP).first * GROUP;
         HighPart& part = HighParts::part(high, block, pass, c);
