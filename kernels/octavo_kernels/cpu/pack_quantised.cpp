@@ -38,34 +38,45 @@ RecordPlace record_place(WeightKind kind, std::size_t group, std::size_t groups)
 }
 
 FourBitPanel::FourBitPanel(std::size_t groups, std::uint8_t* out)
-    : groups_(groups), out_(out), factors_(groups * PANEL, Factors{0.0f, 0.0f}) {
+    : groups_(groups), out_(out), factors_(groups * PANEL, Factors{0.0f, 0.0f, 0}) {
     std::memset(out, 0, panel_bytes(U4, groups));
 }
 
+// The lowest quant of a group is 0 here and its scale is not negative: only what it has takes part in its chunk's unit.
 void FourBitPanel::set_group(std::size_t group, std::size_t feature, const std::uint8_t (&quants)[GROUP], float scale,
                              float minimum) {
-    std::uint8_t* bytes = out_ + record_place(U4, group, groups_).record + place_of(feature) * (GROUP / 2);
+    const auto [low, high] = std::minmax_element(std::begin(quants), std::end(quants));
+    const int lowest = *low, highest = *high;
     const bool falling = scale < 0.0f;
-    const auto quant = [&](std::size_t i) { return falling ? 15 - quants[i] : quants[i]; };
+    const auto quant = [&](std::size_t i) { return falling ? highest - quants[i] : quants[i] - lowest; };
+    std::uint8_t* bytes = out_ + record_place(U4, group, groups_).record + place_of(feature) * (GROUP / 2);
     for (std::size_t i = 0; i < GROUP / 2; ++i)
         bytes[i] = static_cast<std::uint8_t>(quant(i) | quant(i + GROUP / 2) << 4);
-    factors_[group * PANEL + feature] = falling ? Factors{-scale, minimum + 15.0f * scale} : Factors{scale, minimum};
+    const float first = static_cast<float>(falling ? highest : lowest);
+    factors_[group * PANEL + feature] = {std::fabs(scale), minimum + first * scale, highest - lowest};
 }
 
 void FourBitPanel::take_record(std::size_t group, const std::uint8_t* record) {
-    std::memcpy(out_ + record_place(U4, group, groups_).record, record, NIBBLE_BYTES);
     std::uint16_t halves[2][PANEL];
     std::memcpy(halves, record + NIBBLE_BYTES, sizeof halves);
-    for (std::size_t feature = 0; feature < PANEL; ++feature)
-        factors_[group * PANEL + feature] = {half_to_float(halves[0][feature]), half_to_float(halves[1][feature])};
+    for (std::size_t feature = 0; feature < PANEL; ++feature) {
+        const std::uint8_t* bytes = record + place_of(feature) * (GROUP / 2);
+        std::uint8_t quants[GROUP];
+        for (std::size_t i = 0; i < GROUP / 2; ++i) {
+            quants[i] = bytes[i] & 15;
+            quants[i + GROUP / 2] = bytes[i] >> 4;
+        }
+        set_group(group, feature, quants, half_to_float(halves[0][feature]), half_to_float(halves[1][feature]));
+    }
 }
 
 void FourBitPanel::finish_chunk(std::size_t first, std::size_t end, std::size_t feature) {
     float largest = 0.0f, widest = 0.0f, poison = 0.0f;
     for (std::size_t g = first; g < end; ++g) {
         const Factors& f = factors_[g * PANEL + feature];
-        largest = std::max({largest, std::fabs(f.minimum), std::fabs(f.minimum + 15.0f * f.scale)});
-        widest = std::max(widest, f.scale);
+        const float top = f.minimum + static_cast<float>(f.highest) * f.scale;
+        largest = std::max({largest, std::fabs(f.minimum), std::fabs(top)});
+        widest = std::max(widest, f.highest > 0 ? f.scale : 0.0f);
         poison += 0.0f * f.minimum + 0.0f * f.scale;
     }
     const float unit = unit_of(std::max(largest, widest * (127.0f * 16.0f / 255.0f)), poison);
@@ -73,12 +84,12 @@ void FourBitPanel::finish_chunk(std::size_t first, std::size_t end, std::size_t 
     if (!(unit > 0.0f)) return;
     for (std::size_t g = first; g < end; ++g) {
         const Factors& f = factors_[g * PANEL + feature];
-        const double scale = double(f.scale) / double(unit);
+        const double scale = f.highest > 0 ? double(f.scale) / double(unit) : 0.0;
         const long step = std::min(std::lrint(16.0 * scale), 255L);
         // A step is rounded around the middle quant; what comes after the point of a byte, to the nearest.
-        const double middle = double(f.minimum) / double(unit) + 7.5 * (scale - double(step) / 16.0);
-        const auto base =
-            static_cast<std::uint16_t>(std::clamp(std::lrint(256.0 * (middle + 128.0)) + 128, 0L, 65535L - 240 * step));
+        const double middle = double(f.minimum) / double(unit) + f.highest / 2.0 * (scale - double(step) / 16.0);
+        const auto base = static_cast<std::uint16_t>(
+            std::clamp(std::lrint(256.0 * (middle + 128.0)) + 128, 0L, 65535L - 16 * step * f.highest));
         std::uint8_t* steps = out_ + record_place(U4, g, groups_).record + NIBBLE_BYTES;
         steps[place_of(feature)] = static_cast<std::uint8_t>(step);
         std::memcpy(steps + PANEL + place_of(feature) * 2, &base, 2);

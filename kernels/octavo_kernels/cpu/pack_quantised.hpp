@@ -36,6 +36,7 @@ public:
 private:
     struct Factors {
         float scale, minimum;
+        int highest;  // quant
     };
     void finish_chunk(std::size_t first, std::size_t end, std::size_t feature);
 

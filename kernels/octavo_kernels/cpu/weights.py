@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool, Weight, pack_into, plan_packing
 
-PACKING_VERSION: Final = 6
+PACKING_VERSION: Final = 7
 """Raised whenever packing makes other bytes of the same source and target: files of packed weights carry it."""
 
 ALIGNMENT: Final = 64

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool
-from tests.kernels.cpu.weight_samples import as_quantised, packed_bytes, read_units
+from tests.kernels.cpu.weight_samples import (
+    as_in_file,
+    as_packed,
+    as_quantised,
+    packed,
+    packed_bytes,
+    read_units,
+    sample,
+)
 
 _RNG = np.random.default_rng(0)
 _SHAPE = (64, 2048)
@@ -43,10 +51,35 @@ def test_int4_errs_a_tenth_less_than_scales_from_the_ends(name: str) -> None:
     assert error(weights, as_quantised("INT4", weights)) < 0.9 * error(weights, from_the_ends(weights))
 
 
-def test_int4_of_q4_1_as_files_have_it_errs_by_the_rounding_to_8_bits_alone() -> None:
-    weights = from_the_ends(_RANDOM["gaussian"])
-    unit = np.abs(weights).max() / 119.5
-    assert np.abs(as_quantised("INT4", weights) - weights).max() < (0.5 + 7.5 / 32 + 0.05) * unit
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_int4_of_weights_that_had_four_bits_errs_by_the_rounding_to_8_bits_alone(kind: str) -> None:
+    plane = sample(kind, 40, 2048)[2]
+    weights = as_in_file(kind, plane, 2048)
+    assert_rounded_to_eight_bits(weights, as_quantised("INT4", weights))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 5, 11])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_unit_is_of_the_quants_that_a_group_uses(levels: int, sign: int) -> None:
+    """Few of the sixteen quants, anywhere among them: what the others would stand for takes no part."""
+    rng = np.random.default_rng(levels)
+    blocks = np.zeros((40, 64, 18), np.uint8)
+    scales = sign * rng.uniform(0.01, 0.02, (40, 64, 1))
+    blocks[:, :, :2] = scales.astype(np.float16).view(np.uint8)
+    lowest = rng.integers(0, 17 - levels, (40, 64, 1))
+    low, high = lowest + rng.integers(0, levels, (2, 40, 64, 16))
+    blocks[:, :, 2:] = low | high << 4
+    plane = blocks.reshape(40, -1)
+    weights = as_in_file("Q4_0", plane, 2048)
+    assert_rounded_to_eight_bits(weights, as_packed("Q4_0", packed("Q4_0", plane, 2048), 2048)[:40])
+
+
+def assert_rounded_to_eight_bits(weights: NDArray[np.float32], stored: NDArray[np.float32]) -> None:
+    """Assert at most half a unit off, and 7.5 times the half sixteenth that a step is rounded by."""
+    chunks = weights.reshape(len(weights), 2, -1)
+    # A unit is larger where a group spans more than a step can say: by 127 / 119.5 at most.
+    unit = np.abs(chunks).max(-1, keepdims=True) / 119.5
+    assert (np.abs(stored.reshape(chunks.shape) - chunks) < (0.5 + 7.5 / 32 + 0.05) * unit).all()
 
 
 def test_int8_has_a_chunk_s_largest_magnitude_at_127() -> None:
