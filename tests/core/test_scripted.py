@@ -138,10 +138,7 @@ def step_of(tokens, start, tables, windows=1):
 
 def logits(executable, step):
     plan = executable.plan(step)
-    x = executable.embed(plan)
-    for layer in range(executable.num_layers):
-        x = executable.mlp(plan, layer, executable.attend(plan, layer, x))
-    return executable.logits(plan, x)[0]
+    return executable.logits(plan, executable.forward(plan, executable.embed(plan)))[0]
 
 
 TOKENS = list(b"the quick brown fox")

@@ -58,10 +58,7 @@ def build_step(parts: Sequence[Part], block_size: int = 16, groups: int = 1) -> 
 
 def run_step(model: Executable, step: ModelStep) -> NDArray[np.float32]:
     plan = model.plan(step)
-    x = model.embed(plan)
-    for layer in range(model.num_layers):
-        x = model.mlp(plan, layer, model.attend(plan, layer, x))
-    return model.logits(plan, x)
+    return model.logits(plan, model.forward(plan, model.embed(plan)))
 
 
 def run(model: Executable, *parts: Part) -> NDArray[np.float32]:

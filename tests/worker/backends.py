@@ -85,10 +85,10 @@ class Faulty:
     def __getattr__(self, name):
         return getattr(self._executable, name)
 
-    def mlp(self, plan, layer, x):
+    def forward(self, plan, x):
         if self.error:
             raise self.error
-        return self._executable.mlp(plan, layer, x)
+        return self._executable.forward(plan, x)
 
     def logits(self, plan, x, wanted=ALL):
         logits = np.array(self._executable.logits(plan, x, wanted))

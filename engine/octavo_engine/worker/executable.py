@@ -62,14 +62,12 @@ class ModelStep(NamedTuple):
 
 
 class Executable(Protocol):
-    """Spec + weights, ready to run. `plan` once per step, the others once per layer; x is the backend's own array
-    [T, d].
+    """Spec + weights, ready to run. Each method once per step; x is the backend's own array [T, d].
 
     A row's arithmetic depends on that row's own tokens only, whatever the other rows are.
     """
 
     vocab_size: int
-    num_layers: int
     max_position: int
 
     @property
@@ -89,12 +87,8 @@ class Executable(Protocol):
         """Return x of the step's tokens, before the first layer."""
         ...
 
-    def attend(self, plan: Any, layer: int, x: Any) -> Any:
-        """Return x after the layer's attention block (norm, q/k/v, cache write, attention, output, residual)."""
-        ...
-
-    def mlp(self, plan: Any, layer: int, x: Any) -> Any:
-        """Return x after the layer's feed-forward block (norm, MLP, residual)."""
+    def forward(self, plan: Any, x: Any) -> Any:
+        """Return x after the last layer; what its tokens leave in the cache is written."""
         ...
 
     def logits(self, plan: Any, x: Any, wanted: slice = ALL) -> NDArray[np.float32]:

@@ -201,11 +201,7 @@ class Runner:
         """Return the step as the executable planned it, and x after the last layer."""
         model = self.executable
         plan = model.plan(step)
-        x = model.embed(plan)
-        for layer in range(model.num_layers):
-            x = model.attend(plan, layer, x)
-            x = model.mlp(plan, layer, x)
-        return plan, x
+        return plan, model.forward(plan, model.embed(plan))
 
     def _sampling(self, row: Row) -> RowSampling:
         settings = self.batch.settings[row.slot]

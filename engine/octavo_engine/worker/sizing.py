@@ -118,8 +118,5 @@ def step_seconds(model: Executable, num_blocks: Sequence[int], tokens: int) -> f
 def _seconds(model: Executable, step: ModelStep) -> float:
     started = time.perf_counter()
     plan = model.plan(step)
-    x = model.embed(plan)
-    for layer in range(model.num_layers):
-        x = model.mlp(plan, layer, model.attend(plan, layer, x))
-    model.logits(plan, x)
+    model.logits(plan, model.forward(plan, model.embed(plan)))
     return time.perf_counter() - started

@@ -265,6 +265,9 @@ def attend(pool: Pool, layer: Layer, step: Step, x: NDArray[np.float32]) -> None
 def mlp(pool: Pool, layer: Layer, x: NDArray[np.float32]) -> None:
     """x [T, d] += the layer's feed-forward block: norm, gated product, product back."""
 
+def forward(pool: Pool, layers: Sequence[Layer], step: Step, x: NDArray[np.float32]) -> None:
+    """Do both for each of the layers in order; a layer without a feed-forward block only attends."""
+
 def embed(pool: Pool, weight: Weight, ids: NDArray[np.int32], out: NDArray[np.float32], scale: float = 1.0) -> None:
     """out [T, k] = rows `ids` [T] of a weight [n, k] that is not gated, times scale."""
 

@@ -138,6 +138,9 @@ public:
         cache_ = cache;
     }
 
+    bool feeds_forward() const { return feed_forward_.down.data != nullptr; }
+
+    // Both are for who is inside a call.
     void attend(Runner& runner, Step& step, const Out2& x) const {
         require_shape(x, "x", {step.tokens(), width_});
         require(attention_.cache.data != nullptr, "The layer has no cache yet: bind one.");
@@ -148,14 +151,12 @@ public:
         require(attention.blocks_seen <= blocks, "A block that a query sees is not in the cache.");
         const float* factors = step.factors(rope_);
         const LayerPlan plan{attention, step.slots(group_), factors, factors + step.tokens() * rope_.half()};
-        Call call(runner);
         run_attention_block(runner, attention_, plan, x.data());
     }
 
     void feed_forward(Runner& runner, const Out2& x) const {
         require_shape(x, "x", {x.shape(0), width_});
-        require(feed_forward_.down.data != nullptr, "The layer was made without a feed-forward block.");
-        Call call(runner);
+        require(feeds_forward(), "The layer was made without a feed-forward block.");
         run_feed_forward(runner, feed_forward_, static_cast<int>(x.shape(0)), x.data());
     }
 
@@ -183,9 +184,23 @@ private:
     FeedForward feed_forward_{};
 };
 
-void attend(Runner& runner, const Layer& layer, Step& step, Out2 x) { layer.attend(runner, step, x); }
+void attend(Runner& runner, const Layer& layer, Step& step, Out2 x) {
+    Call call(runner);
+    layer.attend(runner, step, x);
+}
 
-void mlp(Runner& runner, const Layer& layer, Out2 x) { layer.feed_forward(runner, x); }
+void mlp(Runner& runner, const Layer& layer, Out2 x) {
+    Call call(runner);
+    layer.feed_forward(runner, x);
+}
+
+void forward(Runner& runner, const std::vector<const Layer*>& layers, Step& step, Out2 x) {
+    Call call(runner);
+    for (const Layer* layer : layers) {
+        layer->attend(runner, step, x);
+        if (layer->feeds_forward()) layer->feed_forward(runner, x);
+    }
+}
 
 void require_within(const Int1& indices, std::size_t count, const char* otherwise) {
     const std::int32_t* end = indices.data() + indices.shape(0);
@@ -252,6 +267,7 @@ void bind_layers(nb::module_& module) {
         .def("bind", &Layer::bind, nb::arg("cache").noconvert());
     module.def("attend", &attend, nb::arg("pool"), nb::arg("layer"), nb::arg("step"), nb::arg("x").noconvert());
     module.def("mlp", &mlp, nb::arg("pool"), nb::arg("layer"), nb::arg("x").noconvert());
+    module.def("forward", &forward, nb::arg("pool"), nb::arg("layers"), nb::arg("step"), nb::arg("x").noconvert());
     module.def("embed", &embed, nb::arg("pool"), nb::arg("weight"), nb::arg("ids").noconvert(),
                nb::arg("out").noconvert(), nb::arg("scale") = 1.0f);
     module.def("logits", &logits, nb::arg("pool"), nb::arg("norm").noconvert(), nb::arg("eps"), nb::arg("head"),

@@ -19,6 +19,7 @@ from octavo_kernels.cpu._native import (
     Weight,
     attend,
     embed,
+    forward,
     linear,
     logits,
     mlp,
@@ -203,6 +204,27 @@ def test_a_block_has_the_bits_of_the_separate_functions(pool: Pool, kind: str, c
     assert np.array_equal(mine, cache)
     mlp(pool, layer, got)
     assert np.array_equal(got, separate_mlp(pool, parts, wanted))
+
+
+def test_layers_in_one_call_have_the_bits_of_block_after_block(pool: Pool) -> None:
+    parts = make_parts(pool, "INT8", "int8", PLAIN)
+    rows, blocks = make_rows(SEQUENCES)
+    layers = [make_layer(parts), make_layer(parts, gate_up=None, down=None), make_layer(parts)]
+    results = []
+    for one_call in (True, False):
+        for layer in layers:
+            layer.bind(make_cache(pool, parts.layout, blocks))
+        x = input_of(len(rows.positions))
+        step = step_of(rows)
+        if one_call:
+            forward(pool, layers, step, x)
+        else:
+            for index, layer in enumerate(layers):
+                attend(pool, layer, step, x)
+                if index != 1:
+                    mlp(pool, layer, x)
+        results.append(x.tobytes())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -1,4 +1,4 @@
-"""The CPU backend: a `ModelSpec` on the C++ kernels, two calls a layer. numpy holds the memory; no torch anywhere."""
+"""The CPU backend: a `ModelSpec` on the C++ kernels, all layers in a call. numpy holds the memory; no torch anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
 from octavo_engine.worker.executable import ModelStep
-from octavo_kernels.cpu import Layer, Pool, Rope, Step, Weight, attend, embed, logits, mlp
+from octavo_kernels.cpu import Layer, Pool, Rope, Step, Weight, embed, forward, logits
 
 Floats = NDArray[np.float32]
 
@@ -124,6 +124,16 @@ def _read_bytes(spec: ModelSpec, matrices: dict[str, Weight]) -> int:
     return total
 
 
+def _runs(layers: Sequence[Layer], mixtures: Sequence[Mixture | None]) -> list[tuple[list[Layer], Mixture | None]]:
+    """Return the layers that one call computes, and the mixture of experts behind the last of them, if it has one."""
+    runs: list[tuple[list[Layer], Mixture | None]] = [([], None)]
+    for layer, mixture in zip(layers, mixtures, strict=True):
+        if runs[-1][1] is not None:
+            runs.append(([], None))
+        runs[-1] = ([*runs[-1][0], layer], mixture)
+    return runs
+
+
 class CpuPlan(NamedTuple):
     """A step, and what the kernels prepared of it once."""
 
@@ -149,12 +159,11 @@ class CpuModel:
         self.pool = pool
         self.layout = layout
         self.vocab_size = spec.vocab_size
-        self.num_layers = len(layers)
         self.max_position = max_position
         self.packed_bytes = _read_bytes(spec, matrices)
         """Bytes of packed weights that a decode step of one row reads."""
         self._layers = layers
-        self._mixtures = mixtures
+        self._runs = _runs(layers, mixtures)
         self._head = matrices["head"]
         self._embedding = matrices.get("embedding", self._head)
         self._final_norm = final_norm
@@ -182,18 +191,12 @@ class CpuModel:
         embed(self.pool, self._embedding, plan.step.tokens, x, self.spec.embedding_scale)
         return x
 
-    def attend(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
-        """Return x after the layer's attention block."""
-        attend(self.pool, self._layers[layer], plan.native, x)
-        return x
-
-    def mlp(self, plan: CpuPlan, layer: int, x: Floats) -> Floats:
-        """Return x after the layer's feed-forward block."""
-        mixture = self._mixtures[layer]
-        if mixture is None:
-            mlp(self.pool, self._layers[layer], x)
-        else:
-            mixture.add(self.pool, x)
+    def forward(self, plan: CpuPlan, x: Floats) -> Floats:
+        """Return x after the last layer."""
+        for layers, mixture in self._runs:
+            forward(self.pool, layers, plan.native, x)
+            if mixture is not None:
+                mixture.add(self.pool, x)
         return x
 
     def logits(self, plan: CpuPlan, x: Floats, wanted: slice = slice(None)) -> Floats:

@@ -149,6 +149,12 @@ class ReferenceModel:
         """Return x of the step's tokens, before the first layer."""
         return self.weights.embedding[plan.tokens]
 
+    def forward(self, plan: ReferencePlan, x: Tensor) -> Tensor:
+        """Return x after the last layer."""
+        for layer in range(self.num_layers):
+            x = self.mlp(plan, layer, self.attend(plan, layer, x))
+        return x
+
     def attend(self, plan: ReferencePlan, layer: int, x: Tensor) -> Tensor:
         """Return x after the layer's attention block."""
         spec, weights, workers = self.spec.layers[layer], self.weights.layers[layer], self._workers

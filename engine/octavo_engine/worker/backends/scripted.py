@@ -127,7 +127,13 @@ class ScriptedExecutable:
         """Return x, nothing computed yet."""
         return np.zeros((self.num_layers, plan.step.tokens.size), dtype=np.uint64)
 
-    def attend(self, plan: ScriptedPlan, layer: int, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def forward(self, plan: ScriptedPlan, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return x [layer, T], the digests that every group's records now have."""
+        for layer in range(self.num_layers):
+            self._attend(plan, layer, x)
+        return x
+
+    def _attend(self, plan: ScriptedPlan, layer: int, x: NDArray[np.uint64]) -> None:
         """Write the records of the step's tokens into group `layer`, each from the one before it."""
         step, cache = plan.step, self.layout.slots[layer]
         offsets, slots = step.row_offsets.tolist(), step.slots[layer].tolist()
@@ -150,11 +156,6 @@ class ScriptedExecutable:
         cache.digests.reshape(-1)[targets] = x[layer, step.slots[layer] >= 0]
         cache.poisoned.reshape(-1)[targets] = [poisoned for poisoned, _ in marks]
         cache.cursors.reshape(-1)[targets] = [cursor for _, cursor in marks]
-        return x
-
-    def mlp(self, plan: ScriptedPlan, layer: int, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return x: the text needs no second thought."""
-        return x
 
     def logits(self, plan: ScriptedPlan, x: NDArray[np.uint64], wanted: slice = ALL) -> NDArray[np.float32]:
         """Return the logits [L, vocab_size], once the step has taken its time."""
