@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from octavo_engine.bench.peers.contender import Settings
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.model_files import ModelFiles
 from octavo_engine.bench.peers.registry import PEERS, choose, find
-from octavo_engine.bench.peers.vllm import renamed, requirements
+from octavo_engine.bench.peers.vllm import VLLM, renamed, requirements
 
 
 class Fake:
@@ -89,3 +91,14 @@ def test_metadata_is_renamed_in_its_head_alone():
     text = renamed(METADATA, "vllm", "0.32.0+cpu")
     assert text.startswith("Metadata-Version: 2.4\nName: vllm\nVersion: 0.32.0+cpu\n")
     assert text.endswith("Name: what the body says stays\n")
+
+
+def test_vllm_computes_on_every_thread_in_the_process_of_its_engine_loop(tmp_path):
+    files = ModelFiles(tmp_path / "m.gguf", tmp_path)
+    files.safetensors.mkdir(parents=True)
+    served = VLLM().server(Environment(tmp_path, "vllm"), files, Settings(threads=3, cache_gib=5), 8000)
+    assert served is not None
+    assert served.variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert served.variables["OMP_NUM_THREADS"] == "3"
+    assert served.variables["VLLM_CPU_KVCACHE_SPACE"] == "5"
+    assert served.command[-2:] == ["--distributed-executor-backend", "uni"]

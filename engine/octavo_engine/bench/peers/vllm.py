@@ -22,6 +22,11 @@ _PACKAGE: Final = "vllm-cpu"
 _READY_SECONDS: Final = 1800.0
 _LOCAL_VERSION: Final = re.compile(r"(==\s*[0-9][0-9A-Za-z.]*)\+[0-9A-Za-z.]+")
 _VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# Else vllm/platforms/cpu.py turns `uni` into `mp`: a worker process on all but one CPU, the last kept for a scheduler
+# that spins on shared memory (utils/ompmultiprocessing.py), which on two CPUs leaves one thread to compute.
+# And its AOT artifact fails to load for a CPU build ("no attribute 'finalize_loading'"), so that every start compiles
+# anew; Inductor's own cache, used without it, does serve the next start.
+_ONE_PROCESS: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_AOT_COMPILE": "0"}
 
 
 class VLLM:
@@ -68,9 +73,8 @@ class VLLM:
             "dtype": "bfloat16",
             "max_num_seqs": settings.max_num_seqs,
             "max_model_len": settings.max_model_len,
-            "cache_gib": settings.cache_gib,
         }
-        start = partial(DriverProcess, title, environment, "with_vllm", told, _VARIABLES)
+        start = partial(DriverProcess, title, environment, "with_vllm", told, variables(settings))
         return [Contender(f"{self.name}:bf16", title, frozenset({MIXED.name, BATCH.name}), start)]
 
     def server(
@@ -80,9 +84,19 @@ class VLLM:
         model = str(make_safetensors(files))
         command = [str(environment.venv / "bin" / "vllm"), "serve", model, "--dtype", "bfloat16"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(settings.max_model_len)]
-        command += ["--max-num-seqs", str(settings.max_num_seqs)]
-        variables = {**_VARIABLES, "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib)}
-        return ServerCommand(f"{self.title} (vllm serve), bf16", command, variables, model, _READY_SECONDS)
+        command += ["--max-num-seqs", str(settings.max_num_seqs), "--distributed-executor-backend", "uni"]
+        title = f"{self.title} (vllm serve), bf16"
+        return ServerCommand(title, command, variables(settings), model, _READY_SECONDS)
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """Return what its processes are told by their environment: all threads compute, where its engine loop runs."""
+    return {
+        **_VARIABLES,
+        **_ONE_PROCESS,
+        "OMP_NUM_THREADS": str(settings.threads),
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
+    }
 
 
 def _metadata(wheel: Path) -> str:

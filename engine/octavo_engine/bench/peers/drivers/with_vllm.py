@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -12,9 +11,7 @@ Run = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 def start(settings: dict[str, Any]) -> tuple[dict[str, str], Run]:
-    """Load `model` in `dtype`; `max_num_seqs`, `max_model_len` and `cache_gib` as vLLM takes them."""
-    # Read when vLLM is imported.
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings["cache_gib"])
+    """Load `model` in `dtype`; `max_num_seqs` and `max_model_len` as vLLM takes them, the rest from the environment."""
     from vllm import LLM  # type: ignore[import-not-found, unused-ignore]
 
     engine = LLM(
@@ -23,6 +20,8 @@ def start(settings: dict[str, Any]) -> tuple[dict[str, str], Run]:
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
         enable_prefix_caching=True,
+        # The same as `vllm serve` is started with.
+        distributed_executor_backend="uni",
     )
     return {"vllm": installed("vllm-cpu", "vllm"), "torch": version("torch")}, lambda requests: run(engine, requests)
 
