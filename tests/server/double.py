@@ -22,6 +22,7 @@ from octavo_engine.ipc import messages as m
 from octavo_engine.server.app import public_application
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.engine_client import EngineClient
+from octavo_engine.server.http_protocol import uvicorn_config
 from octavo_engine.server.jobs import Answer, Job, Prepared, Refusal
 from octavo_engine.server.lifecycle import Lifecycle
 from octavo_engine.server.prepare import prepare
@@ -185,10 +186,8 @@ def double(
         client = EngineClient(link, counters, 30.0)
         chosen = ServerSettings(served_names=("double",), host="127.0.0.1", port=port, **settings)
         state = ServerState(chosen, client, counters, Lifecycle(0, 10), _InProcessJobs(model), model)
-        config = uvicorn.Config(
-            wrap(public_application(state)), host="127.0.0.1", port=port, log_config=None, lifespan="off", ws="none",
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        application = wrap(public_application(state))
+        config = uvicorn_config(application, host="127.0.0.1", port=port, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         holder.update(state=state, server=server, loop=asyncio.get_running_loop(), main=asyncio.current_task())
         receiving = asyncio.create_task(client.run())

@@ -18,7 +18,6 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo_engine import contract
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Progress, Shutdown
 from octavo_engine.ipc.transport import PeerGone, ServerEndpoint
@@ -31,6 +30,7 @@ from octavo_engine.server.drain_log import DrainLog, requests_open
 from octavo_engine.server.engine_client import EngineClient
 from octavo_engine.server.engine_process import EngineProcess
 from octavo_engine.server.errors import UNAVAILABLE, ApiError
+from octavo_engine.server.http_protocol import BACKLOG, uvicorn_config
 from octavo_engine.server.keys import KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
 from octavo_engine.server.settings import ServerSettings
@@ -48,7 +48,6 @@ EXIT_SIGNALLED: Final = 128
 FLUSH_SECONDS: Final = 3.0
 """How long the last frames may take to reach clients that still read; with what follows, well within
 `contract.TERMINATION_MARGIN_SECONDS`."""
-BACKLOG: Final = 4096
 
 Report = Callable[[str, float], None]
 """Tells a person how loading goes: stage, fraction."""
@@ -68,18 +67,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn(application: ASGIApp) -> _Server:
-    config = uvicorn.Config(
-        application,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=contract.HTTP_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(FLUSH_SECONDS),
-        backlog=BACKLOG,
-    )
-    return _Server(config)
+    return _Server(uvicorn_config(application, timeout_graceful_shutdown=int(FLUSH_SECONDS)))
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The CPU backend: a `ModelSpec` on the C++ kernels, all layers in a call. numpy holds the memory; no torch anywhere."""
+"""The CPU backend: a `ModelSpec` on the C++ kernels, all layers in one call. numpy holds the memory, no torch."""
 
 from __future__ import annotations
 
