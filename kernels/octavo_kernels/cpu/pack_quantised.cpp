@@ -86,10 +86,11 @@ void FourBitPanel::finish_chunk(std::size_t first, std::size_t end, std::size_t 
         const Factors& f = factors_[g * PANEL + feature];
         const double scale = f.highest > 0 ? double(f.scale) / double(unit) : 0.0;
         const long step = std::min(std::lrint(16.0 * scale), 255L);
-        // A step is rounded around the middle quant; what comes after the point of a byte, to the nearest.
+        // A step is rounded around the middle quant; what comes after the point of a byte, to the nearest. Bytes are
+        // not 0.
         const double middle = double(f.minimum) / double(unit) + f.highest / 2.0 * (scale - double(step) / 16.0);
         const auto base = static_cast<std::uint16_t>(
-            std::clamp(std::lrint(256.0 * (middle + 128.0)) + 128, 0L, 65535L - 16 * step * f.highest));
+            std::clamp(std::lrint(256.0 * (middle + 128.0)) + 128, 256L, 65535L - 16 * step * f.highest));
         std::uint8_t* steps = out_ + record_place(U4, g, groups_).record + NIBBLE_BYTES;
         steps[place_of(feature)] = static_cast<std::uint8_t>(step);
         std::memcpy(steps + PANEL + place_of(feature) * 2, &base, 2);

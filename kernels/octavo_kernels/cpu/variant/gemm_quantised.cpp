@@ -96,14 +96,14 @@ INLINE void multiply_nibbles(const WeightChunk& weights, int groups, const Chunk
             const bool any_high = about.high[g / 8] >> (g % 8 * 8) & 0xff;
             const I x_first = broadcast16(x.low + g * GROUP), x_second = broadcast16(x.low + g * GROUP + 16);
             UNROLLED(s, SETS) {
-                const FourFeatures bytes = FourFeatures::of(record, begin + s);
-                low[s] = dot4(dot4(low[s], bytes.first, x_first), bytes.second, x_second);
+                const FourFeatures bytes = FourFeatures::less_128_of(record, begin + s);
+                low[s] = dot4_less_128(dot4_less_128(low[s], bytes.first, x_first), bytes.second, x_second);
             }
             if (!any_high) continue;
             const I high_first = broadcast16(x.high + g * GROUP), high_second = broadcast16(x.high + g * GROUP + 16);
             UNROLLED(s, SETS) {
-                const FourFeatures bytes = FourFeatures::of(record, begin + s);
-                high[s] = dot4(dot4(high[s], bytes.first, high_first), bytes.second, high_second);
+                const FourFeatures bytes = FourFeatures::less_128_of(record, begin + s);
+                high[s] = dot4_less_128(dot4_less_128(high[s], bytes.first, high_first), bytes.second, high_second);
             }
         }
         UNROLLED(v, TILE_VECTORS) {

@@ -103,17 +103,22 @@ INLINE F load_half(const uint16_t* from) {
     const __m128i* both = reinterpret_cast<const __m128i*>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(both)), _mm256_cvtph_ps(_mm_loadu_si128(both + 1))};
 }
+// The lowest bytes of the lanes.
 INLINE void store_int8(int8_t* to, I value) {
-    alignas(32) int32_t lanes[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), value.high);
-    for (int i = 0; i < 16; ++i) to[i] = static_cast<int8_t>(lanes[i]);
+    const __m256i none = _mm256_set1_epi8(-1);
+    const __m256i first = _mm256_blend_epi32(none, _mm256_set1_epi32(0x0c080400), 0x11);
+    const __m256i second = _mm256_blend_epi32(none, _mm256_set1_epi32(0x0c080400), 0x22);
+    // Fours 0 and 2 in the lower half, 1 and 3 in the upper one.
+    const __m256i fours =
+        _mm256_or_si256(_mm256_shuffle_epi8(value.low, first), _mm256_shuffle_epi8(value.high, second));
+    const __m128i all = _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), all);
 }
+// The lower halves of the lanes.
 INLINE void store_uint16(uint16_t* to, I value) {
-    alignas(32) int32_t lanes[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value.low);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes + 8), value.high);
-    for (int i = 0; i < 16; ++i) to[i] = static_cast<uint16_t>(lanes[i]);
+    const __m256i half = _mm256_set1_epi32(0xffff);
+    const __m256i both = _mm256_packus_epi32(_mm256_and_si256(value.low, half), _mm256_and_si256(value.high, half));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(both, 0xd8));
 }
 INLINE void store_int(void* to, I value) { memcpy(to, &value, sizeof value); }
 INLINE I low_nibbles(I bytes) {
@@ -169,7 +174,7 @@ INLINE I join_high(I a, I b) { return {_mm256_unpackhi_epi64(a.low, b.low), _mm2
 
 // Products of bytes: vpmaddubsw adds two in 16 bits and saturates there, so what is added must be kept small.
 //   BYTES up to 63: 2 * 63 * 127 fits, and is widened at once.
-//   BYTES up to 255: the weights are taken less 128, as magnitudes with their signs moved to x; 2 * 128 * 127 fits.
+//   BYTES from 1 to 255: the weights are taken less 128, with the signs of x, and x as magnitudes; 2 * 127 * 127 fits.
 constexpr bool WEIGHTS_LESS_128 = true;
 INLINE I add_pairs(I a) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -179,12 +184,15 @@ INLINE I dot4_small(I sum, I weights, I x) {
     return add_int(sum,
                    add_pairs({_mm256_maddubs_epi16(weights.low, x.low), _mm256_maddubs_epi16(weights.high, x.high)}));
 }
-INLINE I dot4(I sum, I weights, I x) {
+INLINE I less_128(I weights) {
     const __m256i less = _mm256_set1_epi8(-128);
-    const I w = {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
-    return dot4_small(sum, {_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)},
-                      {_mm256_sign_epi8(x.low, w.low), _mm256_sign_epi8(x.high, w.high)});
+    return {_mm256_xor_si256(weights.low, less), _mm256_xor_si256(weights.high, less)};
 }
+INLINE I dot4_less_128(I sum, I w, I x) {
+    return dot4_small(sum, {_mm256_abs_epi8(x.low), _mm256_abs_epi8(x.high)},
+                      {_mm256_sign_epi8(w.low, x.low), _mm256_sign_epi8(w.high, x.high)});
+}
+INLINE I dot4(I sum, I weights, I x) { return dot4_less_128(sum, less_128(weights), x); }
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));
     sum = fma(as_float(shift_left(weights, 16)), as_float(shift_left(x, 16)), sum);

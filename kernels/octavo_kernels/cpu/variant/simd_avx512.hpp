@@ -121,11 +121,15 @@ INLINE I zip_high(I a, I b) { return _mm512_unpackhi_epi32(a, b); }
 INLINE I join_low(I a, I b) { return _mm512_unpacklo_epi64(a, b); }
 INLINE I join_high(I a, I b) { return _mm512_unpackhi_epi64(a, b); }
 
-// sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane
+// sum + the dot products of four unsigned bytes of `weights` with four signed bytes of `x`, per lane. Weights are 1 to
+// 255 and x -127 to 127; with WEIGHTS_LESS_128 they are 128 less in the product. dot4_small takes weights up to 127.
+// dot4_less_128 takes what less_128 makes of weights: their bytes, or a table's that they are looked up in.
 #if defined(__AVX512VNNI__)
 constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 INLINE I dot4_small(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+INLINE I less_128(I weights) { return weights; }
+INLINE I dot4_less_128(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 #else
 // vpmaddubsw adds two in 16 bits and saturates there: see simd_avx2.hpp for what is done about it.
 constexpr bool WEIGHTS_LESS_128 = true;
@@ -133,11 +137,12 @@ INLINE I dot4_small(I sum, I weights, I x) {
     const I pairs = _mm512_maddubs_epi16(weights, x);
     return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
-INLINE I dot4(I sum, I weights, I x) {
-    const I w = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
-    const I signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-    return dot4_small(sum, _mm512_abs_epi8(w), signed_x);
+INLINE I less_128(I weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); }
+INLINE I dot4_less_128(I sum, I w, I x) {
+    const I signed_w = _mm512_mask_sub_epi8(w, _mm512_movepi8_mask(x), _mm512_setzero_si512(), w);
+    return dot4_small(sum, _mm512_abs_epi8(x), signed_w);
 }
+INLINE I dot4(I sum, I weights, I x) { return dot4_less_128(sum, less_128(weights), x); }
 #endif
 // sum + the products of two bfloat16 per lane
 INLINE F dot2(F sum, I weights, I x) {

@@ -192,6 +192,8 @@ INLINE I dot4(I sum, I weights, I x) {
 }
 constexpr bool WEIGHTS_LESS_128 = false;
 INLINE I dot4_small(I sum, I weights, I x) { return dot4(sum, weights, x); }
+INLINE I less_128(I weights) { return weights; }
+INLINE I dot4_less_128(I sum, I weights, I x) { return dot4(sum, weights, x); }
 
 INLINE F dot2(F sum, I weights, I x) {
     const I upper = set1_int(static_cast<int32_t>(0xffff0000u));

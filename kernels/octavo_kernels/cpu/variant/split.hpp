@@ -39,10 +39,21 @@ INLINE WeightChunk chunk_of(WeightKind kind, const uint8_t* panel, int chunk, in
 struct FourFeatures {
     I first, second;
 
-    INLINE FourFeatures of(const uint8_t* record, int set) {
+    INLINE FourFeatures of(const uint8_t* record, int set) { return looked_up(levels_of(record, set), record, set); }
+
+    // As dot4_less_128 takes them.
+    INLINE FourFeatures less_128_of(const uint8_t* record, int set) {
+        return looked_up(less_128(levels_of(record, set)), record, set);
+    }
+
+    INLINE I levels_of(const uint8_t* record, int set) {
         const uint8_t* steps = record + NIBBLE_BYTES;
-        const I bytes = level_bytes(steps + set * 4, steps + PANEL + set * 8), both = load_int(record + set * 64);
-        return {look_up(bytes, low_nibbles(both)), look_up(bytes, high_nibbles(both))};
+        return level_bytes(steps + set * 4, steps + PANEL + set * 8);
+    }
+
+    INLINE FourFeatures looked_up(I levels, const uint8_t* record, int set) {
+        const I both = load_int(record + set * 64);
+        return {look_up(levels, low_nibbles(both)), look_up(levels, high_nibbles(both))};
     }
 };
 
