@@ -110,10 +110,13 @@ INLINE uint64_t quads_of(const int8_t* x) {
     return bits;
 }
 
-// Quantised values of a chunk, 16 at a time, to low and high.
-INLINE void write_chunk(const float* values, int count, float factor, int8_t* low, int8_t* high, SplitChunk& chunk) {
+// Quantised values of a chunk, 16 at a time, to low and high. Meanwhile what lies at `next` is fetched, as many values:
+// another core has just written much of it.
+INLINE void write_chunk(const float* values, int count, float factor, const float* next, int8_t* low, int8_t* high,
+                        SplitChunk& chunk) {
     I low_sum = zero_int(), high_sum = zero_int();
     for (int i = 0; i < count; i += 16) {
+        __builtin_prefetch(next + i);
         I low_part = round_int(mul(load(values + i), set1(factor))), high_part = zero_int();
         const I beyond = beyond_8_bits(low_part);
         if (any(beyond)) {
@@ -144,7 +147,7 @@ INLINE void write_split(const Row& row, WeightKind kind, const SplitRows& out, i
         chunk = {scale, 0, 0, 0, {}};
         int8_t *low = out.low + r * out.stride + begin, *high = out.high + r * out.stride + begin;
         if (scale < HUGE && inverse < HUGE) {
-            write_chunk(values, count, inverse, low, high, chunk);
+            write_chunk(values, count, inverse, row.x + begin + count, low, high, chunk);
         } else {  // nothing to quantise: not finite, or so small that the inverse is not
             memset(low, 0, static_cast<size_t>(count));
             memset(high, 0, static_cast<size_t>(count));
