@@ -1,6 +1,6 @@
 """Python's share of a step: the engine process's wall less the time a step is stated to take in native code.
 
-    python benchmarks/engine_loop.py --streams 1,64 --step-ms 3,35 [--layers 30] [--vocab 49152] [--profile]
+    python benchmarks/engine_loop.py --streams 1,64 --step-ms 3,35 [--vocab 49152] [--profile]
 
 The engine process is real (loop, scheduler, runner, sampler, messages) over a model whose steps sleep; its messages
 are received and read here, and that is all. The CPU time is the engine process's, its start excluded: on a busy
@@ -35,15 +35,16 @@ BLOCKS = 16384
 
 
 class StatedModel:
-    """`Executable` that computes nothing: each layer's two calls sleep their part of the stated time, as kernels would
-    release the interpreter's lock. Every row's logits are the same."""
+    """`Executable` that computes nothing: it sleeps for the stated time, as kernels release the interpreter's lock.
+
+    Every row's logits are the same.
+    """
 
     max_position = 4096
 
-    def __init__(self, seconds: float, layers: int, vocab: int) -> None:
+    def __init__(self, seconds: float, vocab: int) -> None:
         self.layout = ScriptedKV(16, (0,))
-        self.vocab_size, self.num_layers = vocab, layers
-        self._call = seconds / (2 * layers)
+        self.vocab_size, self._seconds = vocab, seconds
         self._inside = 0.0
         rows = np.random.default_rng(0).standard_normal((256, vocab)).astype(np.float32)
         self._logits: NDArray[np.float32] = rows
@@ -57,26 +58,20 @@ class StatedModel:
     def embed(self, plan: ModelStep) -> None:
         return None
 
-    def attend(self, plan: ModelStep, layer: int, x: None) -> None:
-        self._compute()
-
-    def mlp(self, plan: ModelStep, layer: int, x: None) -> None:
-        self._compute()
+    def forward(self, plan: ModelStep, x: None) -> None:
+        started = time.perf_counter()
+        if self._seconds:
+            time.sleep(self._seconds)
+        self._inside += time.perf_counter() - started
 
     def logits(self, plan: ModelStep, x: None, wanted: slice = ALL) -> NDArray[np.float32]:
         return self._logits[: len(plan.logit_tokens[wanted])]
-
-    def _compute(self) -> None:
-        started = time.perf_counter()
-        if self._call:
-            time.sleep(self._call)
-        self._inside += time.perf_counter() - started
 
 
 def run_engine(folder: str, options: argparse.Namespace) -> None:
     """The engine process."""
     model = LoadedModel(
-        StatedModel(options.seconds, options.layers, options.vocab),
+        StatedModel(options.seconds, options.vocab),
         4096, "benchmark", "none", "none", "none", "benchmark", "cpu", (), (BLOCKS,),
     )  # fmt: skip
     config = EngineConfig(
@@ -104,8 +99,6 @@ async def drive(streams: int, tokens: int, options: argparse.Namespace) -> dict[
     link = ServerEndpoint()
     arguments = [sys.executable, __file__, "--engine", str(link.folder), "--seconds", str(options.seconds)]
     arguments += [
-        "--layers",
-        str(options.layers),
         "--steps",
         str(options.steps),
         "--vocab",
@@ -154,7 +147,6 @@ def main() -> None:
     parser.add_argument("--streams", default="1,64")
     parser.add_argument("--step-ms", default="3,35", help="native milliseconds of a step, for each number of streams")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocab", type=int, default=512)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--speculation", default="off")
