@@ -163,10 +163,18 @@ def serve(
         typer.Option(
             min=1,
             callback=_finite,
-            help="Seconds without a tick, beyond the longest step, after which /health fails. Whatever it is, a step "
-            "that does not return within 60 s ends the engine.",
+            help="Seconds without a tick, beyond the longest step, after which the engine is ended. Whatever it is, a "
+            "step that does not return within 60 s ends it.",
         ),
     ] = 30,
+    engine_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How often an engine that died or hung is started again within "
+            f"{contract.ENGINE_RESTART_WINDOW_SECONDS // 60} minutes; after that the server ends.",
+        ),
+    ] = contract.ENGINE_RESTARTS,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
     ] = "info",
@@ -190,6 +198,7 @@ def serve(
         drain_propagation=drain_propagation,
         drain_timeout=drain_timeout,
         health_timeout=health_timeout,
+        engine_restarts=engine_restarts,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,
     )

@@ -61,6 +61,9 @@ DRAIN_PROPAGATION_SECONDS: Final = 5
 """After readiness turns red, new requests are still accepted this long: endpoints take a moment to spread."""
 DEFAULT_DRAIN_TIMEOUT_SECONDS: Final = 300
 TERMINATION_MARGIN_SECONDS: Final = 15
+ENGINE_RESTARTS: Final = 3
+"""How often a server starts its engine process again within ENGINE_RESTART_WINDOW_SECONDS before it gives up."""
+ENGINE_RESTART_WINDOW_SECONDS: Final = 600
 SCRAPE_TIMEOUT_SECONDS: Final = 1.0
 RETRY_AFTER_SECONDS: Final = 1
 

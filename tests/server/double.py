@@ -183,7 +183,8 @@ def double(
     async def main() -> None:
         counters = Counters()
         link = ScriptedLink(script, model.vocab_size, max_model_len)
-        client = EngineClient(link, counters, 30.0)
+        client = EngineClient(counters, 30.0)
+        client.connect(link)
         chosen = ServerSettings(served_names=("double",), host="127.0.0.1", port=port, **settings)
         state = ServerState(chosen, client, counters, Lifecycle(0, 10), _InProcessJobs(model), model)
         application = wrap(public_application(state))

@@ -81,38 +81,55 @@ class _Sent:
 
 
 class EngineClient:
-    """Sends requests to one engine and routes what it answers. Everything happens on one event loop."""
+    """Sends requests to one engine, and after it to the next, and routes what it answers. All on one event loop."""
 
     def __init__(
         self,
-        link: Link,
         counters: Counters,
         health_timeout: float,
         on_progress: Callable[[m.Progress], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the client of the engine at the other end of `link`."""
-        self._link = link
+        """Make the client of an engine that is still to be connected."""
+        self._link: Link | None = None
         self._counters = counters
         self._clock = clock
-        self._heartbeat = Heartbeat(health_timeout)
+        self._health_timeout = health_timeout
         self._on_progress = on_progress
         self._requests: dict[int, _Request] = {}
         self._next_request = 0
+        self.was_ready = False
+        """Whether an engine has ever had its model loaded."""
+        self.recovering = False
+        """Whether an engine has failed and none has loaded since."""
+        self.failed = asyncio.Event()
+        self.ready_event = asyncio.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known of the engine yet."""
+        self._heartbeat = Heartbeat(self._health_timeout)
         self._sent = _Sent()
-        self._silent = False
         self.loaded: m.Loaded | None = None
         self.snapshot: m.Snapshot | None = None
         self.progress: m.Progress | None = None
         self.failure: str | None = None
-        self.failed = asyncio.Event()
-        self.ready_event = asyncio.Event()
+        self.failed.clear()
+        self.ready_event.clear()
+
+    def connect(self, link: Link) -> None:
+        """Speak to the engine at the other end of `link` from now on; nothing is open of an earlier one."""
+        self._link = link
+        self._begin()
 
     # --- State ---
     @property
     def alive(self) -> bool:
-        """Whether the engine's process runs and its loop ticks (loading, busy and idle are alive)."""
-        return self.failure is None and self._heartbeat.alive(self._clock())
+        """Whether the engine's process runs and its loop ticks (loading, busy and idle are alive).
+
+        Loading again after a failure is not: who kills this process meanwhile loses nothing.
+        """
+        return self.failure is None and not self.recovering and self._heartbeat.alive(self._clock())
 
     @property
     def silent_seconds(self) -> float:
@@ -146,8 +163,10 @@ class EngineClient:
     def check_ready(self) -> m.Loaded:
         """Return what is loaded. Raises the ApiError (503, nothing began) of an engine that takes no requests."""
         if self.failure is not None:
-            raise unavailable(f"The engine has stopped: {self.failure}")
+            raise unavailable(f"The engine has stopped: {self.failure}.")
         if self.loaded is None:
+            if self.recovering:
+                raise unavailable("The engine has stopped, and is loading the model again.")
             stage = f" ({self.progress.stage}, {self.progress.fraction:.0%})" if self.progress else ""
             raise unavailable(f"The model is still loading{stage}.")
         if not self.alive:
@@ -172,7 +191,7 @@ class EngineClient:
         try:
             for index, prompt in enumerate(prepared.prompts):
                 tokens = len(prompt) // 4
-                self._link.send(_submit(first + index, prompt, prepared, salt, loaded.max_model_len, now - arrived))
+                self._send(_submit(first + index, prompt, prepared, salt, loaded.max_model_len, now - arrived))
                 self._requests[first + index] = _Request(
                     ticket, index * prepared.n, arrived, set(range(prepared.n)), [_NO_TOKEN_YET] * prepared.n
                 )
@@ -207,11 +226,16 @@ class EngineClient:
                 self._count_end(request, entry, choice, "abort")
             self._abort(m.Abort(request))
 
+    def _send(self, message: m.ToEngine) -> None:
+        if self._link is None:
+            raise PeerGone("no engine is connected")
+        self._link.send(message)
+
     def _abort(self, message: m.Abort) -> None:
         if self.failure is not None:
             return
         try:
-            self._link.send(message)
+            self._send(message)
         except PeerGone:
             log.warning("The engine took no abort of request %d: it has gone.", message.request)
 
@@ -230,31 +254,32 @@ class EngineClient:
     # --- Messages ---
     async def run(self) -> None:
         """Receive until the engine fails or the task is cancelled."""
+        link = self._link
+        if link is None:
+            raise RuntimeError("no engine is connected")
         while self.failure is None:
             try:
-                message = await self._link.receive()
+                message = await link.receive()
             except msgspec.DecodeError as error:
                 self.fail(f"it sent a message that cannot be read ({error})")
                 return
             self.handle(message)
 
     async def watch(self) -> None:
-        """Log when the engine falls silent, until it fails or the task is cancelled; `_tick` logs its return."""
+        """Give up an engine that falls silent, until it fails or the task is cancelled.
+
+        Only at the second look: if this process was held up itself, what the engine said meanwhile is read first.
+        """
+        silent = False
         while self.failure is None:
             left = self._heartbeat.seconds_left(self._clock())
-            if left < 0 and not self._silent:
-                self._silent = True
-                log.error(
-                    "The engine has not answered for %.0f s: /health fails until it does. %d requests are open.",
-                    self.silent_seconds,
-                    self.open_requests,
-                )
+            if left < 0 and silent:
+                self.fail(f"it has not answered for {self.silent_seconds:.0f} s")
+                return
+            silent = left < 0
             await asyncio.sleep(max(left, _LOOK_SECONDS))
 
     def _tick(self, now: float, step_seconds: float) -> None:
-        if self._silent:
-            self._silent = False
-            log.warning("The engine answers again, after %.0f s.", self._heartbeat.age(now))
         self._heartbeat.tick(now, step_seconds)
 
     def handle(self, message: m.ToServer) -> None:
@@ -269,6 +294,7 @@ class EngineClient:
                 self._on_progress(message)
             case m.Loaded():
                 self.loaded = message
+                self.was_ready, self.recovering = True, False
                 self.ready_event.set()
                 self._tick(self._clock(), 0.0)
             case m.Failed():
@@ -279,6 +305,7 @@ class EngineClient:
         if self.failure is not None:
             return
         self.failure = detail
+        self.recovering = True
         self.fail_open(engine_failed(f"The engine stopped while the request was running: {detail}"))
         self.failed.set()
 

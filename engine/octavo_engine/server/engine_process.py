@@ -47,6 +47,12 @@ class EngineProcess:
         """Wait until the process has ended."""
         await self._ended.wait()
 
+    async def end(self) -> None:
+        """End it now, if it has not ended, and wait for that."""
+        if not self._ended.is_set():
+            self._process.kill()
+        await self._ended.wait()
+
     async def stop(self) -> None:
         """Wait for an engine that was told to leave, and end one that does not."""
         try:

@@ -18,9 +18,9 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
+from octavo_engine import contract
 from octavo_engine.ipc.config import EngineConfig
-from octavo_engine.ipc.messages import Progress, Shutdown
-from octavo_engine.ipc.transport import PeerGone, ServerEndpoint
+from octavo_engine.ipc.messages import Progress
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError
 from octavo_engine.model.spec import UnsupportedModelError
@@ -28,13 +28,13 @@ from octavo_engine.server.app import admin_application, public_application
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.drain_log import DrainLog, requests_open
 from octavo_engine.server.engine_client import EngineClient
-from octavo_engine.server.engine_process import EngineProcess
 from octavo_engine.server.errors import UNAVAILABLE, ApiError
 from octavo_engine.server.http_protocol import BACKLOG, uvicorn_config
 from octavo_engine.server.keys import KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.state import ServerState
+from octavo_engine.server.supervisor import RestartBudget, Supervisor
 from octavo_engine.server.threads import in_thread
 from octavo_engine.server.tokenize_pool import TokenizePool, TokenizerUnavailable
 from octavo_engine.server.tokenizer import TokenizerError, load_tokenizer
@@ -121,7 +121,6 @@ class ApiProcess:
         self._changed = asyncio.Event()
         self._lifecycle.on_change = self._changed.set
         self._pool: TokenizePool | None = None
-        self._process: EngineProcess | None = None
 
     async def run(self) -> int:
         """Serve until drained, forced out or failed; return the exit code. Raises StartError before it serves."""
@@ -129,28 +128,23 @@ class ApiProcess:
         settings = self._settings
         public = listen(settings.host, settings.port, "--port")
         admin = listen("127.0.0.1", settings.admin_port, "--admin-port")
-        link = ServerEndpoint()
+        counters = Counters()
+        client = EngineClient(counters, settings.health_timeout, self._on_progress)
+        self._state = state = ServerState(settings, client, counters, self._lifecycle)
         try:
-            counters = Counters()
-            client = EngineClient(link, counters, settings.health_timeout, self._on_progress)
-            self._state = state = ServerState(settings, client, counters, self._lifecycle)
-            try:
-                servers = [_uvicorn(public_application(state)), _uvicorn(admin_application(state))]
-            except KeyFileError as error:
-                raise StartError(str(error)) from error
-            self._handle_signals()
-            tasks = [
-                asyncio.create_task(server._serve([bound]))
-                for server, bound in zip(servers, (public, admin), strict=True)
-            ]
-            try:
-                return await self._serve(link, client, _url(public))
-            finally:
-                for server in servers:
-                    server.should_exit = True
-                await asyncio.gather(*tasks)
+            servers = [_uvicorn(public_application(state)), _uvicorn(admin_application(state))]
+        except KeyFileError as error:
+            raise StartError(str(error)) from error
+        self._handle_signals()
+        tasks = [
+            asyncio.create_task(server._serve([bound])) for server, bound in zip(servers, (public, admin), strict=True)
+        ]
+        try:
+            return await self._serve(client, _url(public))
         finally:
-            link.close()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*tasks)
 
     def _on_progress(self, progress: Progress) -> None:
         self._report(progress.stage, progress.fraction)
@@ -172,47 +166,49 @@ class ApiProcess:
         self._drain_log.begin(time.monotonic(), self._lifecycle.open_exchanges, hint)
         self._lifecycle.drain(time.monotonic(), propagate=number is signal.SIGTERM)
 
-    async def _serve(self, link: ServerEndpoint, client: EngineClient, url: str) -> int:
-        receiving = asyncio.create_task(client.run())
-        loading = asyncio.create_task(self._load(link, client, url))
+    async def _serve(self, client: EngineClient, url: str) -> int:
+        budget = RestartBudget(self._settings.engine_restarts, contract.ENGINE_RESTART_WINDOW_SECONDS)
+        supervisor = Supervisor(client, self._spawned, budget)
+        working = asyncio.create_task(self._work(supervisor, client, url))
         ending = asyncio.create_task(self._ended())
-        failing = asyncio.create_task(client.failed.wait())
-        watching = asyncio.create_task(client.watch())
         try:
-            await self._until_over({receiving, loading, watching}, ending, failing)
-            if client.failure is not None and client.loaded is None:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+            if client.failure is not None and not client.was_ready:
                 raise StartError(client.failure)
-            return await self._leave(client)
+            return await self._leave(client, drained=ending.done())
         finally:
-            for task in (loading, ending, failing, receiving, watching):
+            for task in (working, ending):
                 task.cancel()
-            await asyncio.gather(loading, ending, failing, receiving, watching, return_exceptions=True)
-            await self._stop_children(link)
-
-    async def _until_over(
-        self,
-        working: set[asyncio.Task[None]],
-        ending: asyncio.Task[None],
-        failing: asyncio.Task[bool],
-    ) -> None:
-        """Wait for the end of the drain or of the engine. Raises what ended a task that works."""
-        pending: set[asyncio.Task[None] | asyncio.Task[bool]] = {*working, ending, failing}
-        while not ending.done() and not failing.done():
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                await task
+            await asyncio.gather(working, ending, return_exceptions=True)
+            if self._pool is not None:
+                await self._pool.close()
+            await supervisor.close()
 
     # --- Loading ---
-    async def _load(self, link: ServerEndpoint, client: EngineClient, url: str) -> None:
-        """Fetch the model, then start the engine and the tokenisers side by side."""
+    async def _work(self, supervisor: Supervisor, client: EngineClient, url: str) -> None:
+        """Fetch the model, start the tokenisers beside the engine, and keep that running until it cannot be."""
         model = self._engine.model
         if not model.startswith("scripted://"):
             try:
                 model = str(await in_thread(lambda: pull(model, self._report)))
             except (PullError, ModelNotFoundError, UnsupportedModelError, OSError) as error:
                 raise StartError(str(error)) from error
-        config = msgspec.structs.replace(self._engine, model=model, socket_folder=str(link.folder))
-        self._process = EngineProcess(self._spawned, config, on_exit=client.fail)
+        running = asyncio.create_task(supervisor.run(msgspec.structs.replace(self._engine, model=model)))
+        getting_ready = asyncio.create_task(self._get_ready(model, client, url))
+        pending = {running, getting_ready}
+        try:
+            while not running.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await task
+        finally:
+            for task in (running, getting_ready):
+                task.cancel()
+            await asyncio.gather(running, getting_ready, return_exceptions=True)
+
+    async def _get_ready(self, model: str, client: EngineClient, url: str) -> None:
         self._pool = pool = TokenizePool(model)
         try:
             self._state.text_model, _ = await asyncio.gather(in_thread(lambda: load_tokenizer(model)), pool.start())
@@ -235,10 +231,9 @@ class ApiProcess:
                 async with asyncio.timeout(min((look for look in looks if look is not None), default=None)):
                     await self._changed.wait()
 
-    async def _leave(self, client: EngineClient) -> int:
+    async def _leave(self, client: EngineClient, drained: bool) -> int:
         """Give what is still open its error frame, and say how it ended."""
-        if client.failure is not None:
-            log.error("The engine has stopped: %s", client.failure)
+        if not drained:
             code = EXIT_FAILED
         else:
             code = EXIT_SIGNALLED + self._signals[-1] if self._lifecycle.aborted else EXIT_DRAINED
@@ -259,16 +254,6 @@ class ApiProcess:
         except TimeoutError:
             log.warning("%d clients do not read; their connections are cut.", self._lifecycle.open_exchanges)
         return code
-
-    async def _stop_children(self, link: ServerEndpoint) -> None:
-        if self._pool is not None:
-            await self._pool.close()
-        if self._process is not None:
-            try:
-                link.send(Shutdown())
-            except PeerGone:
-                log.debug("The engine has gone before it was told to.")
-            await self._process.stop()
 
 
 def _url(bound: socket.socket) -> str:

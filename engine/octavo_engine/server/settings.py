@@ -24,5 +24,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_propagation: float = contract.DRAIN_PROPAGATION_SECONDS
     drain_timeout: float = contract.DEFAULT_DRAIN_TIMEOUT_SECONDS
     health_timeout: float = 30.0
+    engine_restarts: int = contract.ENGINE_RESTARTS
     max_queue_requests: int = 1024
     max_queue_tokens: int = 1_048_576
