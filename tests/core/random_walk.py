@@ -87,7 +87,8 @@ class Walk:
         self.expected: dict[int, Ending] = {}
         self.full: dict[int, tuple[int, ...]] = {}
         self.written: dict[int, list[int]] = {}
-        self.scores: dict[int, list[float]] = {}
+        self.scores: dict[int, bytes] = {}
+        self.logprobs: dict[int, bytes] = {}
         self.started: set[int] = set()
         self.ended: list[int] = []
         self.doomed: set[int] = set()
@@ -161,7 +162,7 @@ class Walk:
             self.expected[sequence] = Ending((), "", -1) if doomed else self.alone.run(own, setting)
             self.full[sequence] = prompt + self.expected[sequence].tokens
             self.written[sequence] = []
-            self.scores[sequence] = []
+            self.scores[sequence] = self.logprobs[sequence] = b""
             if doomed:
                 self.doomed.add(sequence)
             if request.blocked:
@@ -248,6 +249,7 @@ class Walk:
             assert sequence in self.expected, f"an event for {sequence}, which has ended"
             self.written[sequence] += event.tokens
             self.scores[sequence] += event.prompt_logprobs
+            self.logprobs[sequence] += event.logprobs
             if event.started:
                 assert sequence not in self.started, "started twice"
                 self.started.add(sequence)
@@ -264,7 +266,8 @@ class Walk:
         """A sequence has ended."""
         sequence = event.sequence
         if event.finish in ("stop", "length"):
-            assert Ending(written, event.finish, event.stop_reason, tuple(self.scores[sequence])) == expected
+            told = self.scores[sequence], self.logprobs[sequence]
+            assert Ending(written, event.finish, event.stop_reason, *told) == expected
             self.figures.scored += bool(expected.prompt_logprobs)
             self.figures.survivors += 1
         elif event.finish == "error":
@@ -336,6 +339,7 @@ class Walk:
             frequency_penalty=self.random.choice((0.0, 0.0, 1.0)),
             min_tokens=stop.min_tokens,
             held_back_ids=held_back,
+            logprobs=self.random.choice((-1, -1, 0, 3)),
         )
 
 

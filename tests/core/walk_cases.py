@@ -54,7 +54,8 @@ class Ending(NamedTuple):
     tokens: tuple[int, ...]
     finish: str
     stop_reason: int
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: bytes = b""
+    logprobs: bytes = b""
 
 
 def build_model(case: Case, num_blocks: int) -> ScriptedExecutable:
@@ -97,12 +98,13 @@ class Alone:
         self.runner.register(self._next, settings)
         assert self.scheduler.submit(request._replace(sequences=(self._next,), blocked=None)) is None
         tokens: list[int] = []
-        scores: list[float] = []
+        scores, logprobs = b"", b""
         while (plan := self.scheduler.schedule()) is not None:
             for event in self.scheduler.commit(plan, self.runner.execute(plan)):
                 tokens += event.tokens
                 scores += event.prompt_logprobs
+                logprobs += event.logprobs
                 if event.finish:
                     self.runner.forget(self._next)
-                    return Ending(tuple(tokens), event.finish, event.stop_reason, tuple(scores))
+                    return Ending(tuple(tokens), event.finish, event.stop_reason, scores, logprobs)
         raise AssertionError("the sequence did not end")

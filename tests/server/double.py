@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
+import math
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +57,10 @@ class Script:
     refuse: str = ""
     hold: threading.Event | None = None
     """Wait for it before the first token."""
+    logprobs: Sequence[float] = ()
+    """Of the tokens; -1/8 each if there are none."""
+    better_choices: bool = False
+    """Each choice's tokens are more probable by 1 than those of the one before it."""
     fail_after: int = -1
     """Fail the request (an engine error) after so many tokens."""
     submits: list[m.Submit] = field(default_factory=list)
@@ -135,7 +142,34 @@ class ScriptedLink:
             finish = "length"
         first = start == 0
         cached = script.cached_tokens if first else 0
-        return m.TokensOut(submit.request, choice, tuple(tokens), finish, detail, reason, first, cached)  # type: ignore[arg-type]
+        prompt_records, records = b"", b""
+        if submit.prompt_logprobs >= 0 and choice == 0 and first:
+            prompt = struct.unpack(f"<{len(submit.prompt) // 4}i", submit.prompt)
+            prompt_records = b"".join([record(-i, token, submit.prompt_logprobs) for i, token in enumerate(prompt)][1:])
+        if submit.sampling.logprobs >= 0:
+            scores = script.logprobs or [-1 / 8] * len(script.tokens)
+            shift = choice if script.better_choices else 0
+            records = b"".join(
+                [record(scores[start + i] + shift, token, submit.sampling.logprobs) for i, token in enumerate(tokens)]
+            )
+        return m.TokensOut(
+            submit.request,
+            choice,
+            tuple(tokens),
+            finish,
+            detail,
+            reason,
+            first,
+            cached,
+            prompt_records,
+            records,  # type: ignore[arg-type]
+        )
+
+
+def record(logprob: float, token: int, alternatives: int) -> bytes:
+    """Return a token's record: it is the most probable, the next ids follow, each half as probable as the last."""
+    top = [(token + i, logprob - i * math.log(2)) for i in range(alternatives)]
+    return struct.pack("<fi" + "if" * alternatives, logprob, 1, *itertools.chain.from_iterable(top))
 
 
 class _InProcessJobs:

@@ -41,11 +41,11 @@ def summary(answer: dict[str, Any]) -> Any:
 
 
 ASKING: dict[str, Any] = {
-    "echo": True, "logprobs": 0, "top_logprobs": 5, "suffix": "x", "best_of": 2, "n": 2,
+    "echo": True, "suffix": "x", "best_of": 2, "n": 2,
     "response_format": {"type": "json_object"}, "tools": [{"type": "function"}], "tool_choice": "required",
     "use_beam_search": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "add_generation_prompt": False, "continue_final_message": True, "add_special_tokens": True,
-    "modalities": ["audio"], "length_penalty": 0.5, "verbosity": "low", "prompt_logprobs": 1,
+    "modalities": ["audio"], "length_penalty": 0.5, "verbosity": "low",
     "reasoning_effort": "high", "function_call": {"name": "f"},
 }  # fmt: skip
 """Values that ask for something, where "anything" would not do."""
@@ -113,6 +113,8 @@ COVERED_ELSEWHERE = {
     "stream_options": "test_characters_and_stops", "ignore_eos": "test_what_reaches_the_engine",
     "min_tokens": "test_what_reaches_the_engine", "priority": "test_what_reaches_the_engine",
     "cache_salt": "test_what_reaches_the_engine", "add_special_tokens": "test_prepare",
+    "logprobs": "test_logprobs", "top_logprobs": "test_logprobs", "prompt_logprobs": "test_logprobs",
+    "echo": "test_logprobs", "best_of": "test_logprobs",
 }  # fmt: skip
 
 

@@ -83,7 +83,6 @@ EMPTY: dict[str, tuple[str, dict[str, Any]]] = {
     "one of two": (COMPLETIONS, {"prompt": ["ok", ""]}),
     "absent": (COMPLETIONS, {}),
     "null": (COMPLETIONS, {"prompt": None}),
-    "no tokens with echo": (COMPLETIONS, {"prompt": "Yes", "echo": True, "logprobs": 1, "max_tokens": 0}),
     "no tokens": (COMPLETIONS, {"prompt": "Yes", "max_tokens": 0}),
     "no messages": (CHAT, {"messages": []}),
     "messages absent": (CHAT, {}),

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from octavo_engine.core.step import Admission, BlockAppend, BlockCopy, Row, StepPlan
+from octavo_engine.ipc.scores import read_scores
 from octavo_engine.sampling.settings import prepare
 from octavo_engine.worker.runner import Runner
 
@@ -26,7 +27,8 @@ class Live:
     computed: int = 0
     failed: str = ""
     scores: bool = False
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: bytes = b""
+    prompt_logprobs: list[float] = field(default_factory=list)
 
     @property
     def text(self):
@@ -90,6 +92,7 @@ class Driver:
                 live.computed += row.num_tokens - rejected
                 live.tokens += row_result.tokens
                 live.logprobs += row_result.logprobs
+                live.prompt_logprobs += [score.logprob for score in read_scores(row_result.prompt_logprobs, 0)]
         return result
 
     def generate(self, live, count, *, chunk=None, admit=True):

@@ -10,6 +10,7 @@ import numpy as np
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Snapshot, Step, StopRule, Submit
+from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.executor import make_executor
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
@@ -50,10 +51,10 @@ class Client:
 
     def __init__(self, pipes):
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
-        self.snapshot, self.steps, self.prompt_logprobs = None, 0, {}
+        self.snapshot, self.steps, self.prompt_logprobs, self.logprobs = None, 0, {}, {}
 
     def submit(
-        self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), prompt_logprobs=False, **sampling
+        self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), prompt_logprobs=-1, **sampling
     ):
         self.pipes.down.put(
             Submit(
@@ -83,7 +84,9 @@ class Client:
             key = (out.request, out.choice)
             assert key not in self.finish
             self.tokens.setdefault(key, []).extend(out.tokens)
-            self.prompt_logprobs.setdefault(key, []).extend(np.frombuffer(out.prompt_logprobs, dtype="<f4").tolist())
+            told = [score.logprob for score in read_scores(out.prompt_logprobs, 0)]
+            self.prompt_logprobs.setdefault(key, []).extend(told)
+            self.logprobs[key] = self.logprobs.get(key, b"") + out.logprobs
             self.started[key] = self.started.get(key, 0) + out.started
             if out.finish:
                 self.finish[key], self.detail[key] = out.finish, out.detail

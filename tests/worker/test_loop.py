@@ -79,11 +79,11 @@ def test_prompt_logprobs_are_told_once_each_by_the_first_choice(depth):
     live.scores = True
     driver.generate(live, 1)
     with engine(depth=depth, max_num_batched_tokens=24) as client:
-        client.submit(1, prompt_of(1, 100), n=2, prompt_logprobs=True)
+        client.submit(1, prompt_of(1, 100), n=2, prompt_logprobs=0)
         client.submit(2, prompt_of(1, 100))
         client.wait_finished((1, 0), (1, 1), (2, 0))
-        assert client.prompt_logprobs[1, 0] == live.logprobs
-        assert len(live.logprobs) == 99
+        assert client.prompt_logprobs[1, 0] == live.prompt_logprobs
+        assert len(live.prompt_logprobs) == 99
         assert client.prompt_logprobs[1, 1] == client.prompt_logprobs[2, 0] == []
 
 

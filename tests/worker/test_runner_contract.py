@@ -139,7 +139,7 @@ def test_a_sampled_token_is_known_to_the_plan_already_in_flight(make, driver):
 def scores_of(driver, live, chunk=None):
     live.scores = True
     driver.generate(live, 1, chunk=chunk)
-    return live.logprobs
+    return live.prompt_logprobs
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 33, 69])
@@ -155,7 +155,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_company(make, driver, chunk)
         pairs = [(live, driver.row(live, chunk)), *([(other, driver.row(other))] if len(other.text) < LENGTH else [])]
         driver.step(pairs, admitted=admitted)
         admitted = []
-    assert live.logprobs == expected
+    assert live.prompt_logprobs == expected
 
 
 def test_prompt_logprobs_are_those_of_the_softmax(make):

@@ -66,8 +66,9 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(make, depth):
         sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48}
         with harness.engine(make(), num_blocks, depth=depth, drafts=drafts, **sizes) as client:
             for request, prompt in enumerate(prompts()):
-                scored = request % 3 == 0
+                scored = 0 if request % 3 == 0 else -1
                 how = {"temperature": 2.0, "frequency_penalty": 1.5, "repetition_penalty": 1.2, "min_tokens": 10}
+                how["logprobs"] = request % 4 - 1
                 client.submit(
                     request, prompt, max_tokens=26 + 4 * (request % 5), n=1 + request % 2, prompt_logprobs=scored, **how
                 )
@@ -80,7 +81,9 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(make, depth):
             assert [len(each) for each in scores] == [
                 len(prompts()[request]) - 1 if request % 3 == 0 and choice == 0 else 0 for request, choice in keys
             ]
-            return [(client.tokens[key], own) for key, own in zip(keys, scores, strict=True)], client.snapshot
+            assert all(bool(client.logprobs[key]) == (key[0] % 4 > 0) for key in keys)
+            told = zip(keys, scores, strict=True)
+            return [(client.tokens[key], client.logprobs[key], own) for key, own in told], client.snapshot
 
     reference, roomy = texts_of(NUM_BLOCKS)
     texts, snapshot = texts_of(8)

@@ -33,6 +33,7 @@ from octavo_engine.ipc.messages import (
     ToEngine,
     ToServer,
 )
+from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.cgroup import compute_threads
 from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.start import Engine, build_engine
@@ -255,7 +256,7 @@ class _Client:
                     f"Request {output.request} ended with '{output.finish}': {output.detail or 'no reason'}"
                 )
             if output.prompt_logprobs:
-                self.logprobs[output.request] += np.frombuffer(output.prompt_logprobs, dtype="<f4").tolist()
+                self.logprobs[output.request] += [score.logprob for score in read_scores(output.prompt_logprobs, 0)]
             if output.tokens:
                 self._take(output.request, output.tokens, now)
             if output.finish:
@@ -280,5 +281,5 @@ def _submit(index: int, item: Item, score: bool) -> Submit:
         prompt=np.array(item.prompt, dtype="<i4").tobytes(),
         sampling=SamplingParams(seed=0, temperature=0.0),
         stop=StopRule(max_tokens=item.max_tokens, ignore_eos=True),
-        prompt_logprobs=score,
+        prompt_logprobs=0 if score else -1,
     )

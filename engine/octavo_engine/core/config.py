@@ -90,7 +90,8 @@ class Event(NamedTuple):
     `tokens` are new ones, a stop token included as the last. `finish` is "" while it goes on; `stop_reason` is the
     stop token id that ended it (-1 for EOS and everything else). `started` is set once, on the first event after the
     sequence left the queue, together with `cached_tokens`, the prompt tokens found in the cache. `prompt_logprobs` go
-    on where the last event with any ended: those of the prompt's second token come first, each comes once.
+    on where the last event with any ended: those of the prompt's second token come first, each comes once. `logprobs`
+    are those of `tokens`, if they were asked for.
     """
 
     sequence: int
@@ -100,7 +101,8 @@ class Event(NamedTuple):
     stop_reason: int = -1
     started: bool = False
     cached_tokens: int = 0
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: bytes = b""
+    logprobs: bytes = b""
 
 
 class CoreSnapshot(NamedTuple):

@@ -360,22 +360,28 @@ class Lifecycle(ABC):
         if row.samples and not result.tokens:
             raise ValueError(f"sequence {sequence.id} sampled nothing in a row that samples")
         tokens, stop = self._accept(sequence, result.tokens)
+        logprobs = result.logprobs
+        if logprobs and len(tokens) < len(result.tokens):
+            logprobs = logprobs[: len(logprobs) // len(result.tokens) * len(tokens)]
         if epoch == sequence.epoch:
             self._confirm(sequence, row, len(result.tokens))
         elif sequence.state is State.WAITING and not sequence.num_placeholders:
             self.waiting.unblock(sequence)
         if stop is not None:
             event = self._finish(sequence, stop.reason, stop_reason=stop.token)
-            return event._replace(tokens=tokens, prompt_logprobs=result.logprobs)
+            return event._replace(tokens=tokens, prompt_logprobs=result.prompt_logprobs, logprobs=logprobs)
         if sequence.started:
-            return Event(sequence.id, tokens, prompt_logprobs=result.logprobs) if tokens or result.logprobs else None
+            if not tokens and not result.prompt_logprobs:
+                return None
+            return Event(sequence.id, tokens, prompt_logprobs=result.prompt_logprobs, logprobs=logprobs)
         sequence.started = True
         return Event(
             sequence.id,
             tokens,
             started=True,
             cached_tokens=sequence.cached_tokens,
-            prompt_logprobs=result.logprobs,
+            prompt_logprobs=result.prompt_logprobs,
+            logprobs=logprobs,
         )
 
     def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:

@@ -90,13 +90,14 @@ class StepPlan(NamedTuple):
 class RowResult(NamedTuple):
     """What one row gave: accepted drafts followed by one sampled token; empty if it did not sample.
 
-    `failed` names why this row alone failed (its logits were not finite), else it is empty. `logprobs` answers the
-    row's `scored`.
+    `failed` names why this row alone failed (its logits were not finite), else it is empty. `logprobs` are records of
+    equal size, one for each of `tokens` or none at all; `prompt_logprobs` are those that the row's `scored` asks for.
     """
 
     tokens: tuple[int, ...] = ()
     failed: str = ""
-    logprobs: tuple[float, ...] = ()
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class StepResult(NamedTuple):

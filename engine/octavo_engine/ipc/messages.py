@@ -27,6 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int = -1
+    """How many alternatives are told beside each token's log-probability (`scores.py`); -1: nothing is."""
 
 
 class StopRule(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +43,8 @@ class StopRule(msgspec.Struct, frozen=True, omit_defaults=True):
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """A new request: `prompt` is int32 token ids, little endian; `age_seconds` how long ago it arrived.
 
-    With `prompt_logprobs` the first choice tells the log-probability of each prompt token but the first.
+    From `prompt_logprobs` 0 on the first choice tells the log-probability of each prompt token but the first, and so
+    many alternatives.
     """
 
     request: int
@@ -52,7 +55,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     priority: int = 0
     salt: str = ""
     age_seconds: float = 0.0
-    prompt_logprobs: bool = False
+    prompt_logprobs: int = -1
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
@@ -126,8 +129,8 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one choice. `finish` is "" while it goes on; `detail` explains an error.
 
     `started` is set once, on the first message after the sequence left the waiting queue (it may carry no token yet);
-    `cached_tokens` is set with it. `prompt_logprobs` is float32, little endian: the log-probabilities of the prompt's
-    tokens from the second on, each once, cut over as many messages as the prompt takes steps.
+    `cached_tokens` is set with it. `prompt_logprobs` are records (`scores.py`) of the prompt's tokens from the second
+    on, each once, cut over as many messages as the prompt takes steps; `logprobs` one for each of `tokens`.
     """
 
     request: int
@@ -139,6 +142,7 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     started: bool = False
     cached_tokens: int = 0
     prompt_logprobs: bytes = b""
+    logprobs: bytes = b""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -16,10 +16,16 @@ GREEDY_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Sampling of one sequence, made by `prepare`: what the kernel reads, and whether the tokens so far change it."""
+    """Sampling of one sequence, made by `prepare`: what the kernel reads, and whether the tokens so far change it.
+
+    logprobs, prompt_logprobs: how many alternatives are told beside the log-probability of each token drawn, or of the
+    prompt; -1 for nothing.
+    """
 
     native: Sampling
     penalised: bool
+    logprobs: int = -1
+    prompt_logprobs: int = -1
 
 
 def prepare(
@@ -38,6 +44,8 @@ def prepare(
     logit_bias: Mapping[int, float] | None = None,
     allowed_token_ids: Sequence[int] = (),
     held_back_ids: Sequence[int] = (),
+    logprobs: int = -1,
+    prompt_logprobs: int = -1,
 ) -> SamplingSettings:
     """Return the settings. Raises ValueError if an id is outside the vocabulary."""
     bias = dict(sorted((logit_bias or {}).items()))
@@ -59,7 +67,8 @@ def prepare(
         allowed=_ids("allowed_token_ids", allowed_token_ids, vocab_size),
         held_back=_ids("stop_token_ids", held_back_ids, vocab_size),
     )
-    return SamplingSettings(native, presence_penalty != 0 or frequency_penalty != 0 or repetition_penalty != 1)
+    penalised = presence_penalty != 0 or frequency_penalty != 0 or repetition_penalty != 1
+    return SamplingSettings(native, penalised, min(logprobs, vocab_size), min(prompt_logprobs, vocab_size))
 
 
 def _ids(name: str, ids: Sequence[int] | Mapping[int, float], vocab_size: int) -> NDArray[np.int64]:

@@ -358,7 +358,7 @@ class EngineClient:
             self._observe_tokens(entry, out, now)
         if out.finish:
             self._count_end(out.request, entry, out.choice, out.finish)
-        if out.tokens or out.finish:
+        if out.tokens or out.finish or out.prompt_logprobs:
             entry.ticket.deliver(entry.base + out.choice, out)
 
     def _observe_tokens(self, entry: _Request, out: m.TokensOut, now: float) -> None:
@@ -386,4 +386,5 @@ def _submit(request: int, prompt: bytes, prepared: Prepared, salt: str, max_mode
         priority=prepared.priority,
         salt=salt,
         age_seconds=max(age, 0.0),
+        prompt_logprobs=prepared.prompt_alternatives,
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
-from collections.abc import AsyncIterator
 from typing import Final, Literal
 
 from starlette.types import Receive, Scope, Send
@@ -15,10 +13,11 @@ from octavo_engine.server import admission
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
-from octavo_engine.server.protocol.responses import Delta, Style, Usage, usage
+from octavo_engine.server.protocol.logprobs import Scored
+from octavo_engine.server.protocol.responses import Delta, Style
 from octavo_engine.server.state import ServerState
-from octavo_engine.server.text_choice import TextChoice
-from octavo_engine.server.ticket import Ticket
+from octavo_engine.server.texts import Texts
+from octavo_engine.server.tokenizer import TextModel
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +114,8 @@ async def _generate(state: ServerState, exchange: Exchange, route: Route, prepar
     try:
         await ticket.accepted()
         kind: Literal["completions", "chat"] = "chat" if route == "chat" else "completions"
-        style = Style(kind, prepared.model, prepared.include_usage)
-        answer = _Texts(state, prepared, ticket)
+        answer = Texts(text_model_of(state), prepared, ticket)
+        style = Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes)
         if prepared.stream:
             await _stream(exchange, answer, style)
         else:
@@ -125,60 +124,14 @@ async def _generate(state: ServerState, exchange: Exchange, route: Route, prepar
         ticket.close()
 
 
-class _Texts:
-    """The texts of one request's choices as they grow."""
-
-    def __init__(self, state: ServerState, prepared: Prepared, ticket: Ticket) -> None:
-        text_model = state.text_model
-        if text_model is None:
-            raise RuntimeError("a request was admitted before the tokenizer was loaded")
-        self._prepared = prepared
-        self._ticket = ticket
-        self._choices = [
-            TextChoice(
-                text_model,
-                _last_tokens(prompt),
-                prepared.stop_strings,
-                prepared.include_stop,
-                prepared.stop.min_tokens,
-            )
-            for prompt in prepared.prompts
-            for _ in range(prepared.n)
-        ]
-
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """Yield new text until every choice has ended: exactly one delta of each carries a finish."""
-        going = len(self._choices)
-        while going:
-            deltas = []
-            for index, output in sorted((await self._ticket.take()).items()):
-                choice = self._choices[index]
-                if choice.finish_reason is not None:
-                    continue
-                text = choice.take(output)
-                if choice.stopped_by_text:
-                    self._ticket.end_choice(index)
-                if choice.finish_reason is not None:
-                    going -= 1
-                if text or choice.finish_reason is not None:
-                    deltas.append(Delta(index, text, choice.finish_reason, choice.stop_reason))
-            if deltas:
-                yield deltas
-
-    def usage(self) -> Usage:
-        """Return the totals so far."""
-        completion = sum(choice.completion_tokens for choice in self._choices)
-        return usage(self._prepared.prompt_tokens, completion, self._ticket.cached_tokens)
+def text_model_of(state: ServerState) -> TextModel:
+    """Return the model's text side, which is there since before anything was admitted."""
+    if state.text_model is None:
+        raise RuntimeError("a request was admitted before the tokenizer was loaded")
+    return state.text_model
 
 
-def _last_tokens(prompt: bytes) -> array[int]:
-    """Return the prompt's last ids: enough for a detokenizer to see an unfinished character."""
-    ids = array("i")
-    ids.frombytes(prompt[-16 * 4 :])
-    return ids
-
-
-async def _stream(exchange: Exchange, answer: _Texts, style: Style) -> None:
+async def _stream(exchange: Exchange, answer: Texts, style: Style) -> None:
     await exchange.start(200, _STREAM_HEADERS)
     await exchange.write(b"")  # the headers leave now, not with the first token
     async for deltas in answer.deltas():
@@ -186,14 +139,20 @@ async def _stream(exchange: Exchange, answer: _Texts, style: Style) -> None:
     await exchange.write(style.ending(answer.usage()), more=False)
 
 
-async def _whole(exchange: Exchange, answer: _Texts, style: Style) -> None:
+async def _whole(exchange: Exchange, answer: Texts, style: Style) -> None:
     texts: dict[int, list[str]] = {}
+    scored: dict[int, list[Scored]] = {}
     ended: dict[int, Delta] = {}
     async for deltas in answer.deltas():
         for delta in deltas:
             texts.setdefault(delta.choice, []).append(delta.text)
+            scored.setdefault(delta.choice, []).extend(delta.scored)
             if delta.finish is not None:
                 ended[delta.choice] = delta
         await asyncio.sleep(0)  # thousands of tokens in one go must not hold the loop
-    wholes = [ended[index]._replace(text="".join(texts[index])) for index in sorted(ended)]
-    await exchange.respond(200, style.whole(wholes, answer.usage()), {})
+    best = answer.best_choices()
+    wholes = [
+        ended[choice]._replace(choice=index, text="".join(texts[choice]), scored=scored[choice])
+        for index, choice in enumerate(best)
+    ]
+    await exchange.respond(200, style.whole(wholes, answer.usage(), answer.prompt_logprobs(best)), {})

@@ -31,7 +31,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """A generation request, checked and tokenised. `prompts` are int32 token ids, little endian."""
+    """A generation request, checked and tokenised. `prompts` are int32 token ids, little endian.
+
+    Of the `n` choices that are generated for each prompt the `best` ones are answered. `logprobs` and `prompt_logprobs`
+    are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
+    text begins with the prompt; with `only_echo` nothing is generated behind it.
+    """
 
     model: str
     prompts: tuple[bytes, ...]
@@ -44,6 +49,16 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     include_usage: bool
     priority: int
     cache_salt: str
+    best: int = 1
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    echo: bool = False
+    only_echo: bool = False
+
+    @property
+    def prompt_alternatives(self) -> int:
+        """How many alternatives the engine tells of the prompt's tokens, -1 for nothing."""
+        return max(self.prompt_logprobs, self.logprobs if self.echo else -1)
 
     @property
     def prompt_tokens(self) -> int:

@@ -42,39 +42,73 @@ def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_mod
     model = _model(values["model"], job)
     if values["stream_options"] is not None and not values["stream"]:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options", "invalid_value")
-    if values["n"] > 1 and body.get("best_of") is not None:
-        raise invalid(f"'best_of' must not be less than 'n', which is {values['n']}.", "best_of", "invalid_value")
+    generated = _generated(values)
     max_tokens, max_name = _max_tokens(values, chat=job.route == "chat")
     if max_tokens is not None and values["min_tokens"] > max_tokens:
         raise invalid(f"'min_tokens' must not be greater than '{max_name}'.", param="min_tokens", code="invalid_value")
+    only_echo = max_tokens == 0
+    if only_echo and not values.get("echo"):
+        raise invalid("'max_tokens' must be at least 1, or 0 with 'echo'.", param="max_tokens", code="invalid_value")
+    if values["prompt_logprobs"] >= 0 and values["stream"]:
+        raise invalid("'prompt_logprobs' is not told in a stream.", param="prompt_logprobs", code="invalid_value")
     _check_token_ids(values, limits)
     if job.route == "chat":
         prompts = [_chat_prompt(values, body, limits, text_model)]
     else:
         prompts = _text_prompts(values, body, limits, text_model)
-    if len(prompts) * values["n"] > contract.MAX_PROMPTS:
+    if len(prompts) * generated > contract.MAX_PROMPTS:
         raise invalid(f"'n' times the number of prompts may be at most {contract.MAX_PROMPTS}.", "n", "invalid_value")
-    longest = max(map(len, prompts))
+    longest, logprobs = max(map(len, prompts)), _logprobs(values, chat=job.route == "chat")
     if max_tokens is None:
         max_tokens = limits.max_model_len - longest
     return Prepared(
         model=model,
         prompts=tuple(struct.pack(f"<{len(prompt)}i", *prompt) for prompt in prompts),
-        sampling=_sampling(values, limits),
+        sampling=_sampling(values, limits, logprobs=max(logprobs, 0 if generated > values["n"] else -1)),
         stop=StopRule(
-            max_tokens=max_tokens,
+            max_tokens=max(1, max_tokens),
             min_tokens=values["min_tokens"],
             stop_token_ids=tuple(sorted(set(values["stop_token_ids"]))),
             ignore_eos=values["ignore_eos"],
         ),
-        n=values["n"],
+        n=generated,
         stop_strings=values["stop"],
         include_stop=values["include_stop_str_in_output"],
         stream=values["stream"],
         include_usage=bool(values["stream_options"]),
         priority=values["priority"],
         cache_salt=values["cache_salt"],
+        best=values["n"],
+        logprobs=logprobs,
+        prompt_logprobs=values["prompt_logprobs"],
+        echo=bool(values.get("echo")),
+        only_echo=only_echo,
     )
+
+
+def _generated(values: dict[str, Any]) -> int:
+    """Return how many choices are generated for each prompt. Raises the 400 of a `best_of` that means nothing."""
+    n, best_of = values["n"], values.get("best_of")
+    if best_of is None or best_of == n:
+        return int(n)
+    if best_of < n:
+        raise invalid(f"'best_of' must not be less than 'n', which is {n}.", "best_of", "invalid_value")
+    if values["stream"]:
+        raise invalid(
+            "'best_of' above 'n' cannot be streamed: what is best shows at the end.", "best_of", "invalid_value"
+        )
+    return int(best_of)
+
+
+def _logprobs(values: dict[str, Any], chat: bool) -> int:
+    """Return how many alternatives are told, -1 for no log-probabilities."""
+    if not chat:
+        return int(values["logprobs"])
+    if values["logprobs"]:
+        return int(values["top_logprobs"])
+    if values["top_logprobs"]:
+        raise invalid("'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
+    return -1
 
 
 def _model(name: str | None, job: Job) -> str:
@@ -109,7 +143,7 @@ def _check_token_ids(values: dict[str, Any], limits: Limits) -> None:
             )
 
 
-def _sampling(values: dict[str, Any], limits: Limits) -> SamplingParams:
+def _sampling(values: dict[str, Any], limits: Limits, logprobs: int) -> SamplingParams:
     seed = values["seed"]
     top_k = values["top_k"]
     return SamplingParams(
@@ -125,6 +159,7 @@ def _sampling(values: dict[str, Any], limits: Limits) -> SamplingParams:
         repetition_penalty=values["repetition_penalty"],
         logit_bias=values["logit_bias"],
         allowed_token_ids=tuple(sorted(set(values["allowed_token_ids"]))),
+        logprobs=logprobs,
     )
 
 

@@ -26,6 +26,16 @@ class Output:
     finish: Finish = ""
     detail: str = ""
     stop_reason: int = -1
+    logprobs: bytearray = field(default_factory=bytearray)
+    prompt_logprobs: bytearray = field(default_factory=bytearray)
+
+    def extend(self, other: Output) -> None:
+        """Add what came later."""
+        self.tokens.extend(other.tokens)
+        self.logprobs += other.logprobs
+        self.prompt_logprobs += other.prompt_logprobs
+        if other.finish:
+            self.finish, self.detail, self.stop_reason = other.finish, other.detail, other.stop_reason
 
 
 class Ticket:
@@ -57,6 +67,10 @@ class Ticket:
         if pending is None:
             pending = self._pending[choice] = Output()
         pending.tokens.extend(out.tokens)
+        if out.logprobs:
+            pending.logprobs += out.logprobs
+        if out.prompt_logprobs:
+            pending.prompt_logprobs += out.prompt_logprobs
         if out.finish:
             pending.finish, pending.detail, pending.stop_reason = out.finish, out.detail, out.stop_reason
         self._event.set()

@@ -52,14 +52,28 @@ class RequestTable:
         choice_of = self._choice_of
         return [
             TokensOut(
-                *choice_of[sequence], tokens, finish, detail, stop_reason, started, cached_tokens, _floats(scores)
+                *choice_of[sequence],
+                tokens,
+                finish,
+                detail,
+                stop_reason,
+                started,
+                cached_tokens,
+                prompt_logprobs,
+                logprobs,
             )
-            for sequence, tokens, finish, detail, stop_reason, started, cached_tokens, scores in events
+            for (
+                sequence,
+                tokens,
+                finish,
+                detail,
+                stop_reason,
+                started,
+                cached_tokens,
+                prompt_logprobs,
+                logprobs,
+            ) in events
         ]
-
-
-def _floats(values: tuple[float, ...]) -> bytes:
-    return np.array(values, dtype="<f4").tobytes() if values else b""
 
 
 def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float) -> core.Request:
@@ -82,7 +96,7 @@ def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, no
         arrival=now - submit.age_seconds,
         priority=submit.priority,
         salt=submit.salt,
-        needs_all_positions=submit.prompt_logprobs,
+        needs_all_positions=submit.prompt_logprobs >= 0,
     )
 
 
@@ -104,4 +118,6 @@ def settings_of(submit: Submit, choice: int, vocab_size: int, eos_token_ids: tup
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids,
         held_back_ids=stop.stop_token_ids if stop.ignore_eos else (*stop.stop_token_ids, *eos_token_ids),
+        logprobs=sampling.logprobs,
+        prompt_logprobs=submit.prompt_logprobs if choice == 0 else -1,
     )

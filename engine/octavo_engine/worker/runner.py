@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
-from octavo_engine.sampling.logprobs import logprobs
-from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, Sampled, sample
+from octavo_engine.sampling.logprobs import sampled_records, token_records
+from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, sample
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
@@ -100,13 +101,12 @@ class Runner:
             RowSampling(settings[slot], start + 1, prompts[slot], (), used[slot])
             for slot, start in zip(slots, starts, strict=True)
         ]
-        sampled = sample(self.executable.logits(plan, x), asked, self._pool)
-        results = tuple([RowResult(tokens, failed) for tokens, failed in sampled])
-        if any(failed for _, failed in sampled):
+        results = self._draw(self.executable.logits(plan, x), asked)
+        if any(result.failed for result in results):
             self._append(rows, results)
         else:
             self.batch.append_one_each(at, [result.tokens[0] for result in results])
-        return results
+        return tuple(results)
 
     def _compute_live(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
         """Compute the rows that are not void."""
@@ -169,33 +169,48 @@ class Runner:
         scored = self._score(plan, x, rows, num_sampled) if num_sampled < step.logit_tokens.size else {}
         results = []
         for index, row in enumerate(rows):
-            tokens, failed = next(sampled) if row.samples else ((), "")
-            scores, unscored = scored.get(index, ((), ""))
-            failed = failed or unscored
-            results.append(RowResult((), failed) if failed or row.discard else RowResult(tokens, failed, scores))
+            result = next(sampled) if row.samples else RowResult()
+            scores, unscored = scored.get(index, (b"", ""))
+            failed = result.failed or unscored
+            if failed or row.discard:
+                results.append(RowResult((), failed))
+            else:
+                results.append(result._replace(prompt_logprobs=scores) if scores else result)
         return results
 
-    def _sample(self, plan: Any, x: Any, rows: Sequence[Row], num_logits: int) -> list[Sampled]:
+    def _sample(self, plan: Any, x: Any, rows: Sequence[Row], num_logits: int) -> list[RowResult]:
         if not rows:
             return []
-        logits = self.executable.logits(plan, x, slice(num_logits))
-        return sample(logits, [self._sampling(row) for row in rows], self._pool)
+        return self._draw(self.executable.logits(plan, x, slice(num_logits)), [self._sampling(row) for row in rows])
 
-    def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[tuple[float, ...], str]]:
-        """Return, by index, the log-probabilities that rows ask for, or why a row failed."""
-        tokens = np.concatenate([self.batch.tokens[row.slot, slice(*row.scored)] for row in rows if row.scored])
-        scores = np.empty(tokens.size, dtype=np.float32)
-        for start in range(0, tokens.size, SCORED_AT_ONCE):
-            part = slice(start, min(start + SCORED_AT_ONCE, tokens.size))
-            logits = self.executable.logits(plan, x, slice(first + part.start, first + part.stop))
-            scores[part] = logprobs(logits, tokens[part], self._pool)
-        results, start = {}, 0
+    def _draw(self, logits: NDArray[np.float32], asked: Sequence[RowSampling]) -> list[RowResult]:
+        """Sample rows of logits, and tell of the tokens what was asked for."""
+        sampled = sample(logits, asked, self._pool)
+        records = sampled_records(logits, asked, sampled, self._pool)
+        return [RowResult(tokens, failed, of) for (tokens, failed), of in zip(sampled, records, strict=True)]
+
+    def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[bytes, str]]:
+        """Return, by index, the records of the prompt tokens that rows ask for, or why a row failed."""
+        results = {}
         for index, row in enumerate(rows):
             if row.scored:
-                own = scores[start : start + row.scored[1] - row.scored[0]]
-                results[index] = (tuple(own.tolist()), "") if np.isfinite(own).all() else ((), NOT_FINITE)
-                start += own.size
+                results[index] = self._score_row(plan, x, row, first)
+                first += row.scored[1] - row.scored[0]
         return results
+
+    def _score_row(self, plan: Any, x: Any, row: Row, first: int) -> tuple[bytes, str]:
+        settings = self.batch.settings[row.slot]
+        alternatives = 0 if settings is None else max(0, settings.prompt_logprobs)
+        tokens = self.batch.tokens[row.slot, slice(*row.scored)]
+        pieces = []
+        for start in range(0, tokens.size, SCORED_AT_ONCE):
+            part = tokens[start : start + SCORED_AT_ONCE]
+            logits = self.executable.logits(plan, x, slice(first + start, first + start + part.size))
+            records = token_records(logits, part, alternatives, self._pool)
+            if not np.isfinite(records["logprob"]).all():
+                return b"", NOT_FINITE
+            pieces.append(records.tobytes())
+        return b"".join(pieces), ""
 
     def _forward(self, step: ModelStep) -> tuple[Any, Any]:
         """Return the step as the executable planned it, and x after the last layer."""

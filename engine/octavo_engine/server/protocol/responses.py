@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+
+from octavo_engine.server.protocol.logprobs import Scored, of_chat, of_completion
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,20 +38,30 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
 
 
 class Delta(NamedTuple):
-    """New text of one choice; `finish` once, with the last."""
+    """New text of one choice; `finish` once, with the last. `scored`: its tokens, if they are told."""
 
     choice: int
     text: str
     finish: str | None
     stop_reason: int | str | None = None
+    scored: Sequence[Scored] = ()
 
 
 class Style:
     """The shapes of one answer. One object per request: it knows which choices have begun."""
 
-    def __init__(self, kind: Literal["completions", "chat"], model: str, include_usage: bool) -> None:
-        """Begin an answer of `kind` by `model`."""
+    def __init__(
+        self,
+        kind: Literal["completions", "chat"],
+        model: str,
+        include_usage: bool,
+        alternatives: int = -1,
+        token_bytes: Sequence[bytes] = (),
+    ) -> None:
+        """Begin an answer of `kind` by `model`. `alternatives`: of log-probabilities, -1 if none are told."""
         self._chat = kind == "chat"
+        self._alternatives = alternatives
+        self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._begun: set[int] = set()
         prefix = "chatcmpl-" if self._chat else "cmpl-"
@@ -77,13 +90,20 @@ class Style:
         """Return the end of a stream: the chunk with the totals and no choices if it was asked for, then [DONE]."""
         return (self._event([], total) if self._include_usage else b"") + _DONE
 
-    def whole(self, texts: list[Delta], total: Usage) -> bytes:
-        """Return the answer that is not streamed."""
-        return _encode({**self._head, "choices": [self._choice(text) for text in texts], "usage": total})
+    def whole(self, texts: list[Delta], total: Usage, prompt_logprobs: list[Any] | None = None) -> bytes:
+        """Return the answer that is not streamed. `prompt_logprobs`: of each choice's prompt, if they are told."""
+        choices = [self._choice(text) for text in texts]
+        answer = {**self._head, "choices": choices, "usage": total}
+        if prompt_logprobs is not None and self._chat:
+            answer["prompt_logprobs"] = prompt_logprobs[0]
+        elif prompt_logprobs is not None:
+            for choice, told in zip(choices, prompt_logprobs, strict=True):
+                choice["prompt_logprobs"] = told
+        return _encode(answer)
 
     def _chunk(self, delta: Delta) -> bytes:
-        choice, text, finish, _ = delta
-        if not text or finish is not None or (self._chat and choice not in self._begun):
+        choice, text, finish, _, scored = delta
+        if not text or finish is not None or scored or (self._chat and choice not in self._begun):
             return self._event([self._chunk_choice(delta)], None)
         return b"".join((self._opening, b"%d" % choice, self._before_text, _encode(text), self._closing))
 
@@ -103,7 +123,8 @@ class Style:
             content["content"] = delta.text
         elif delta.text:
             content["content"] = delta.text
-        return self._ending({"index": delta.choice, "delta": content, "logprobs": None}, delta)
+        choice = {"index": delta.choice, "delta": content, "logprobs": self._logprobs(delta) if delta.scored else None}
+        return self._ending(choice, delta)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": delta.choice}
@@ -111,8 +132,14 @@ class Style:
             choice["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
         else:
             choice["text"] = delta.text
-        choice["logprobs"] = None
+        choice["logprobs"] = self._logprobs(delta)
         return self._ending(choice, delta)
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if self._alternatives < 0:
+            return None
+        form = of_chat if self._chat else of_completion
+        return form(delta.scored, self._token_bytes, self._alternatives)
 
     def _ending(self, choice: dict[str, Any], delta: Delta) -> dict[str, Any]:
         choice["finish_reason"] = delta.finish

@@ -96,6 +96,11 @@ def _salt(value: Any) -> str:
     return value
 
 
+def _alternatives(value: Any) -> int:
+    """Read how many alternatives to tell; false asks for nothing, as in some clients."""
+    return -1 if value is False else integer(0, contract.MAX_LOGPROBS)(value)
+
+
 _token_id = integer(0, MAX_INT32)
 
 _SAMPLING: Final[tuple[Field, ...]] = (
@@ -192,9 +197,7 @@ _COMMON: Final[tuple[Field, ...]] = (
     refused("guided_regex"),
     refused("guided_choice"),
     refused("guided_grammar"),
-    refused("prompt_logprobs", False),
     refused("use_beam_search", False),
-    refused("best_of", 1),
     refused("length_penalty", 1.0, 1),
     refused("bad_words", []),
     refused("truncate_prompt_tokens"),
@@ -218,8 +221,11 @@ COMPLETIONS: Final[Table] = table(
     *_COMMON,
     honoured("prompt", _prompt),
     honoured("add_special_tokens", boolean, True),
-    refused("logprobs"),
-    refused("echo", False),
+    honoured("max_tokens", integer(0, MAX_INT32)),
+    honoured("best_of", integer(1, contract.MAX_CHOICES)),
+    honoured("logprobs", _alternatives, -1),
+    honoured("prompt_logprobs", _alternatives, -1),
+    honoured("echo", boolean, False),
     refused("suffix", ""),
     refused("prompt_embeds"),
 )
@@ -227,8 +233,10 @@ COMPLETIONS: Final[Table] = table(
 CHAT: Final[Table] = table(
     *_COMMON,
     honoured("messages", read_messages),
-    refused("logprobs", False),
-    refused("top_logprobs", 0),
+    honoured("logprobs", boolean, False),
+    honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
+    honoured("prompt_logprobs", _alternatives, -1),
+    refused("best_of", 1),
     refused("echo", False),
     refused("modalities", ["text"]),
     refused("audio"),

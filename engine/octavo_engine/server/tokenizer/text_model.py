@@ -40,6 +40,11 @@ class TextModel:
         return [b"" if place in special else data for place, data in enumerate(self.token_bytes)]
 
     @property
+    def strips_leading_space(self) -> bool:
+        """Whether a text's first space was added by the tokenizer, and is not part of it."""
+        return self._vocabulary.strips_leading_space
+
+    @property
     def chat_template_source(self) -> str | None:
         """The model's own chat template, or None."""
         return self._vocabulary.chat_template
