@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from octavo_engine import contract
-from tests.server.double import EOS, FIRST_PIECE, Script, double
+from octavo_engine.server.jobs import Job, Limits, Prepared
+from octavo_engine.server.prepare import prepare
+from tests.server.double import EOS, FIRST_PIECE, Script, double, text_model
 from tests.server.launch import Server, read_stream
 from tests.server.test_refusals import check_error
 
@@ -196,3 +198,13 @@ def test_the_model_s_own_numbers(server: Server) -> None:
     assert scored["token_logprobs"][-12:] == arrays["token_logprobs"]
     assert scored["top_logprobs"][-12:] == arrays["top_logprobs"]
     json.dumps(scored, allow_nan=False)
+
+
+def test_more_alternatives_than_tokens_are_all_of_them() -> None:
+    """Both processes must agree on how many there are."""
+    model = text_model(())
+    limits = Limits(("double",), 64, 12, 64)
+    body = b'{"prompt": [1, 2], "max_tokens": 1, "logprobs": 20, "prompt_logprobs": 20}'
+    prepared = prepare(Job("completions", body, limits), model)
+    assert isinstance(prepared, Prepared)
+    assert (prepared.sampling.logprobs, prepared.prompt_alternatives) == (12, 12)

@@ -47,7 +47,7 @@ def prepare(
     logprobs: int = -1,
     prompt_logprobs: int = -1,
 ) -> SamplingSettings:
-    """Return the settings. Raises ValueError if an id is outside the vocabulary."""
+    """Return the settings. Raises ValueError if an id is outside the vocabulary, or more is asked for than it has."""
     bias = dict(sorted((logit_bias or {}).items()))
     native = Sampling(
         vocab_size=vocab_size,
@@ -68,7 +68,9 @@ def prepare(
         held_back=_ids("stop_token_ids", held_back_ids, vocab_size),
     )
     penalised = presence_penalty != 0 or frequency_penalty != 0 or repetition_penalty != 1
-    return SamplingSettings(native, penalised, min(logprobs, vocab_size), min(prompt_logprobs, vocab_size))
+    if max(logprobs, prompt_logprobs) > vocab_size:
+        raise ValueError(f"More alternatives are asked for than there are tokens: {vocab_size}.")
+    return SamplingSettings(native, penalised, logprobs, prompt_logprobs)
 
 
 def _ids(name: str, ids: Sequence[int] | Mapping[int, float], vocab_size: int) -> NDArray[np.int64]:

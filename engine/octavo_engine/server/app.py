@@ -106,10 +106,8 @@ def _add_probes(application: FastAPI, state: ServerState) -> None:
         if state.client.alive:
             return json_response(200, b'{"status":"ok"}')
         client = state.client
-        if client.failure is not None:
-            return error_response(
-                ApiError(503, f"The engine has stopped: {client.failure}", SERVER, code="engine_dead")
-            )
+        if client.failure is not None or client.recovering:
+            return error_response(ApiError(503, client.stopped_sentence, SERVER, code="engine_dead"))
         silence = f"The engine has not answered for {client.silent_seconds:.0f} s."
         return error_response(ApiError(503, silence, SERVER, code="engine_silent"))
 

@@ -132,6 +132,13 @@ class EngineClient:
         return self.failure is None and not self.recovering and self._heartbeat.alive(self._clock())
 
     @property
+    def stopped_sentence(self) -> str:
+        """What is said of an engine that has failed, or of the next one that loads."""
+        if self.failure is None:
+            return "The engine has stopped, and is loading the model again."
+        return f"The engine has stopped: {self.failure.rstrip('.')}."
+
+    @property
     def silent_seconds(self) -> float:
         """Seconds since the engine's last tick, 0 while it has not ticked yet."""
         return self._heartbeat.age(self._clock())
@@ -163,10 +170,10 @@ class EngineClient:
     def check_ready(self) -> m.Loaded:
         """Return what is loaded. Raises the ApiError (503, nothing began) of an engine that takes no requests."""
         if self.failure is not None:
-            raise unavailable(f"The engine has stopped: {self.failure}.")
+            raise unavailable(self.stopped_sentence)
         if self.loaded is None:
             if self.recovering:
-                raise unavailable("The engine has stopped, and is loading the model again.")
+                raise unavailable(self.stopped_sentence)
             stage = f" ({self.progress.stage}, {self.progress.fraction:.0%})" if self.progress else ""
             raise unavailable(f"The model is still loading{stage}.")
         if not self.alive:

@@ -58,7 +58,10 @@ def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_mod
         prompts = _text_prompts(values, body, limits, text_model)
     if len(prompts) * generated > contract.MAX_PROMPTS:
         raise invalid(f"'n' times the number of prompts may be at most {contract.MAX_PROMPTS}.", "n", "invalid_value")
-    longest, logprobs = max(map(len, prompts)), _logprobs(values, chat=job.route == "chat")
+    # A vocabulary may be smaller than what is asked for: a record's size is the same in both processes.
+    logprobs = min(_logprobs(values, chat=job.route == "chat"), limits.vocab_size)
+    prompt_logprobs = min(values["prompt_logprobs"], limits.vocab_size)
+    longest = max(map(len, prompts))
     if max_tokens is None:
         max_tokens = limits.max_model_len - longest
     return Prepared(
@@ -80,7 +83,7 @@ def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_mod
         cache_salt=values["cache_salt"],
         best=values["n"],
         logprobs=logprobs,
-        prompt_logprobs=values["prompt_logprobs"],
+        prompt_logprobs=prompt_logprobs,
         echo=bool(values.get("echo")),
         only_echo=only_echo,
     )

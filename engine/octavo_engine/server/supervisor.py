@@ -72,13 +72,13 @@ class Supervisor:
                 return
             if not self._budget.take(self._clock()):
                 log.error(
-                    "The engine has stopped: %s. It was started again %d times within %.0f s; it is not any more.",
-                    client.failure,
+                    "%s It is not started again: the limit is %d restarts within %.0f s (--engine-restarts).",
+                    client.stopped_sentence,
                     self._budget.most,
                     self._budget.window,
                 )
                 return
-            log.warning("The engine has stopped: %s. It is started again; no request is repeated.", client.failure)
+            log.warning("%s It is started again; no request is repeated.", client.stopped_sentence)
             process = spawn_engine()
 
     async def _live(self, process: subprocess.Popen[bytes], config: EngineConfig) -> None:

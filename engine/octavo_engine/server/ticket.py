@@ -1,7 +1,8 @@
 """One HTTP request at the engine: its sequences' outputs on their way to the text.
 
 Outputs are kept as bare token ids until the response takes them, merged per choice: a client that reads slowly costs
-four bytes a token, at most `max_model_len` of them, and holds up nobody.
+four bytes a token, with log-probabilities eight more and eight for each alternative, at most `max_model_len` times, and
+holds up nobody.
 """
 
 from __future__ import annotations

@@ -49,31 +49,12 @@ class RequestTable:
 
     def outputs(self, events: Iterable[core.Event]) -> list[TokensOut]:
         """Translate the scheduler's events."""
-        choice_of = self._choice_of
-        return [
-            TokensOut(
-                *choice_of[sequence],
-                tokens,
-                finish,
-                detail,
-                stop_reason,
-                started,
-                cached_tokens,
-                prompt_logprobs,
-                logprobs,
-            )
-            for (
-                sequence,
-                tokens,
-                finish,
-                detail,
-                stop_reason,
-                started,
-                cached_tokens,
-                prompt_logprobs,
-                logprobs,
-            ) in events
-        ]
+        return [self._output(event) for event in events]
+
+    def _output(self, event: core.Event) -> TokensOut:
+        request, choice = self._choice_of[event.sequence]
+        # What an event has behind its sequence a message has behind its choice.
+        return TokensOut(request, choice, *event[1:])
 
 
 def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float) -> core.Request:
