@@ -129,6 +129,11 @@ class Lifecycle(ABC):
         known = self._sequences.get(sequence)
         return None if known is None else self._finish(known, "abort")
 
+    def give_up(self, sequence: int, detail: str) -> Event | None:
+        """End a sequence with an error: what it waits for will not come. None if it has ended, which is no error."""
+        known = self._sequences.get(sequence)
+        return None if known is None else self._finish(known, "error", detail=detail)
+
     def preempt(self, sequence: int) -> bool:
         """Send a running sequence back to the queue, to be computed again; False if it does not run."""
         known = self._sequences.get(sequence)
@@ -137,11 +142,13 @@ class Lifecycle(ABC):
         self._preempt(known)
         return True
 
-    def unblock(self, sequence: int) -> None:
-        """What a submitted sequence was blocked for is there; an unknown one is no error, it may have been aborted."""
+    def unblock(self, sequence: int) -> bool:
+        """What a submitted sequence was blocked for is there. False if it does not wait for it: it may have ended."""
         known = self._sequences.get(sequence)
-        if known is not None and self.waiting.reason(known) in (BlockReason.GRAMMAR, BlockReason.ADAPTER):
-            self.waiting.unblock(known)
+        if known is None or self.waiting.reason(known) not in (BlockReason.GRAMMAR, BlockReason.ADAPTER):
+            return False
+        self.waiting.unblock(known)
+        return True
 
     def schedule(self) -> StepPlan | None:
         """Plan one step; None if nothing can be done before a commit, a submission or an `unblock`."""
@@ -360,6 +367,8 @@ class Lifecycle(ABC):
         if row.samples and not result.tokens:
             raise ValueError(f"sequence {sequence.id} sampled nothing in a row that samples")
         tokens, stop = self._accept(sequence, result.tokens)
+        if result.complete and len(tokens) == len(result.tokens) and (stop is None or stop.reason == "length"):
+            stop = Stop("stop")
         logprobs = result.logprobs
         if logprobs and len(tokens) < len(result.tokens):
             logprobs = logprobs[: len(logprobs) // len(result.tokens) * len(tokens)]

@@ -92,12 +92,14 @@ class RowResult(NamedTuple):
 
     `failed` names why this row alone failed (its logits were not finite), else it is empty. `logprobs` are records of
     equal size, one for each of `tokens` or none at all; `prompt_logprobs` are those that the row's `scored` asks for.
+    `complete` says that the last token ends what the sequence's grammar describes: there is nothing more to say.
     """
 
     tokens: tuple[int, ...] = ()
     failed: str = ""
     logprobs: bytes = b""
     prompt_logprobs: bytes = b""
+    complete: bool = False
 
 
 class StepResult(NamedTuple):

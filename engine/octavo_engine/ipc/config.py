@@ -58,6 +58,9 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     second plan in flight would make every new request wait one step longer."""
     step_timeout_seconds: float = 60.0
     """A step that takes longer hangs: the engine gives up with `Failed`, so that it is started again."""
+    vocabulary: str = ""
+    """The file in which the model's tokens will be (`vocabulary.py`) when the first request with a grammar comes;
+    "": none does."""
     parent_pid: int = 0
     """The process the engine must not outlive; set by `launch_engine`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -29,6 +29,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int = -1
     """How many alternatives are told beside each token's log-probability (`scores.py`); -1: nothing is."""
+    grammar: str = ""
+    """What the text must be like, as llguidance writes it; "" for anything. The API process has compiled it once."""
 
 
 class StopRule(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,8 +7,10 @@ and by the sequences' own lengths (up), and a full pipe must never block the eng
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -79,7 +81,7 @@ class ServerEndpoint:
 
 
 class EngineEndpoint:
-    """The engine process's end: blocking, single-threaded."""
+    """The engine process's end: blocking, single-threaded but for `wake`."""
 
     def __init__(self, folder: Path | str) -> None:
         """Connect to the pipes that the API process has bound in `folder`."""
@@ -93,6 +95,11 @@ class EngineEndpoint:
         self._up.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MILLISECONDS)
         self._down.connect(_address(Path(folder), _TO_ENGINE))
         self._up.connect(_address(Path(folder), _TO_SERVER))
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._down, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
 
     def __enter__(self) -> Self:
         """Return the endpoint."""
@@ -107,8 +114,12 @@ class EngineEndpoint:
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         """Return all messages that have arrived, waiting at most `timeout_seconds` for the first (0: not at all)."""
         messages: list[ToEngine] = []
-        if timeout_seconds > 0 and not self._down.poll(max(1, int(timeout_seconds * 1000))):
-            return messages
+        if timeout_seconds > 0:
+            ready = dict(self._poller.poll(max(1, int(timeout_seconds * 1000))))
+            if self._woken in ready:
+                os.eventfd_read(self._woken)
+            if not ready:
+                return messages
         # Asked for what is there: a refusal (zmq.Again) costs more than all the rest of a look into an empty pipe.
         while int(self._down.get(zmq.EVENTS)) & zmq.POLLIN:
             messages.append(self._decoder.decode(self._down.recv(zmq.NOBLOCK)))
@@ -121,8 +132,18 @@ class EngineEndpoint:
         except zmq.Again as error:
             raise PeerGone("the API process takes no messages") from error
 
+    def wake(self) -> None:
+        """End the wait of `poll`, or its next one, now. Any thread may call it, at any time."""
+        with self._lock:
+            if self._woken >= 0:
+                os.eventfd_write(self._woken, 1)
+
     def close(self) -> None:
         """Close, after the last messages have been taken."""
+        with self._lock:
+            woken, self._woken = self._woken, -1
+        if woken >= 0:
+            os.close(woken)
         self._down.close(linger=0)
         self._up.close(linger=_LINGER_MILLISECONDS)
         self._context.term()

@@ -1,6 +1,6 @@
 """Sample a step's rows in one native call: drafts verified exactly, a bad row fails alone.
 
-Order: bias, penalties, allowed ids, min_tokens, temperature, top-k, top-p, min-p. The arithmetic is fixed, so that a
+Order: bias, penalties, allowed ids, grammar, min_tokens, temperature, top-k, top-p, min-p. The arithmetic is fixed, so that a
 row gives the same token whatever runs beside it and whoever computes it:
 
 - Tokens are ranked once: largest logit first, of equal ones the lowest id. Every filter keeps the beginning of that
@@ -31,7 +31,7 @@ from octavo_kernels.cpu import _native
 from octavo_kernels.cpu._native import Pool
 
 NOT_FINITE = "The model's logits are not finite for this request."
-NOTHING_ALLOWED = "No token is allowed here: allowed_token_ids and min_tokens together forbid every token."
+NOTHING_ALLOWED = "No token is allowed here: allowed_token_ids, min_tokens and what the text must be like forbid every token together."
 
 _NO_DRAFTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
@@ -40,7 +40,9 @@ class RowSampling(NamedTuple):
     """One row to sample. It owns 1 + len(drafts) consecutive rows of the logits.
 
     `position` is the index of the token to be sampled first, counted from the sequence's start. `counts` is needed if
-    the settings penalise, and is brought up to date with what is sampled.
+    the settings penalise, and is brought up to date with what is sampled. `mask` is the first of its masks, -1 for
+    none: a row with a grammar has one mask for each of its rows of the logits. min_tokens yields to a grammar that
+    allows nothing but to end.
     """
 
     settings: SamplingSettings
@@ -48,6 +50,7 @@ class RowSampling(NamedTuple):
     num_prompt_tokens: int
     drafts: tuple[int, ...] = ()
     counts: TokenCounts | None = None
+    mask: int = -1
 
 
 class Sampled(NamedTuple):
@@ -66,14 +69,20 @@ def own_pool() -> Pool:
     return Pool(1)
 
 
-def sample(logits: NDArray[np.float32], rows: Sequence[RowSampling], pool: Pool | None = None) -> list[Sampled]:
+def sample(
+    logits: NDArray[np.float32],
+    rows: Sequence[RowSampling],
+    pool: Pool | None = None,
+    masks: NDArray[np.int32] | None = None,
+) -> list[Sampled]:
     """Return each row's tokens. logits: [L, V], where L is the sum of 1 + len(drafts) over the rows.
 
-    A row's result depends on its own logits, settings and position only. `pool`: whose threads share the work.
+    masks: [M, ceil(V / 32)], bits of the tokens that grammars allow, the lowest first. A row's result depends on its
+    own logits, masks, settings and position only. `pool`: whose threads share the work.
     """
     if not rows:
         return []
-    settings, positions, num_prompt_tokens, drafts, counts = zip(*rows, strict=True)
+    settings, positions, num_prompt_tokens, drafts, counts, first_masks = zip(*rows, strict=True)
     first = np.array(positions, dtype=np.int64)
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     flat = _NO_DRAFTS
@@ -93,6 +102,8 @@ def sample(logits: NDArray[np.float32], rows: Sequence[RowSampling], pool: Pool 
         flat,
         tokens,
         given,
+        masks,
+        None if masks is None else np.array(first_masks, dtype=np.int32),
     )
     found = tokens.tolist()
     if not flat.size:

@@ -3,6 +3,7 @@
     slot s   tokens[s, 0 … lengths[s] - 1]      prompt, then generated; sampled tokens are appended at once
              tables[g][s, i]                    block of positions i * block_size …, -1 where there is none
              settings[s], counts[s]             how its tokens are drawn, and which it has used (if that matters)
+             grammars[s]                        where it is in its grammar (if it has one)
 
 A plan brings only differences: a slot released, a slot taken (first time or after a preemption), blocks appended.
 """
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from octavo_engine.core.step import Admission, BlockAppend
 from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.grammar import Grammar
 
 FREE = -1
 
@@ -40,6 +42,7 @@ class PersistentBatch:
         ]
         self.settings: list[SamplingSettings | None] = [None] * max_num_seqs
         self.counts: list[TokenCounts | None] = [None] * max_num_seqs
+        self.grammars: list[Grammar | None] = [None] * max_num_seqs
 
     def release(self, slot: int) -> None:
         """Forget what the slot holds."""
@@ -47,9 +50,9 @@ class PersistentBatch:
         self.lengths[slot] = 0
         for table in self.tables:
             table[slot] = -1
-        self.settings[slot] = self.counts[slot] = None
+        self.settings[slot] = self.counts[slot] = self.grammars[slot] = None
 
-    def admit(self, admission: Admission, settings: SamplingSettings) -> None:
+    def admit(self, admission: Admission, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """Give the slot to a sequence with the tokens and blocks it has so far."""
         slot, tokens = admission.slot, np.array(admission.tokens, dtype=np.int32)
         if self.sequences[slot] != FREE:
@@ -63,6 +66,9 @@ class PersistentBatch:
         self.settings[slot] = settings
         if settings.penalised:
             self.counts[slot] = TokenCounts(self.vocab_size, tokens, admission.num_prompt_tokens)
+        self.grammars[slot] = grammar
+        if grammar is not None:
+            grammar.resume(admission.tokens[admission.num_prompt_tokens :])
 
     def holds(self, slots: NDArray[np.int64], sequences: Sequence[int], lengths: NDArray[np.int64]) -> bool:
         """Say whether each slot holds its sequence, with so many known tokens."""

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.grammar import Grammar
 from octavo_engine.worker.runner import Runner
 
 
@@ -39,8 +40,8 @@ class Pending(Protocol[Given]):
 class Executor(Protocol):
     """Plans in, results out, in order. A plan's result raises StepError if computing it failed."""
 
-    def register(self, sequence: int, settings: SamplingSettings) -> None:
-        """Give a sequence's sampling settings; before the plan that admits it."""
+    def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
+        """Give a sequence's sampling settings, and the grammar it follows; before the plan that admits it."""
         ...
 
     def forget(self, sequence: int) -> None:
@@ -80,9 +81,9 @@ class InlineExecutor:
         """Compute with `runner`."""
         self._runner = runner
 
-    def register(self, sequence: int, settings: SamplingSettings) -> None:
+    def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """Give a sequence's sampling settings."""
-        self._runner.register(sequence, settings)
+        self._runner.register(sequence, settings, grammar)
 
     def forget(self, sequence: int) -> None:
         """Drop a sequence's settings. Only one plan is in flight, so none admits it any more."""
@@ -108,9 +109,9 @@ class InProcessExecutor:
         self._runner = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runner")
 
-    def register(self, sequence: int, settings: SamplingSettings) -> None:
+    def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """Give a sequence's sampling settings, in order with the plans."""
-        self._thread.submit(self._runner.register, sequence, settings)
+        self._thread.submit(self._runner.register, sequence, settings, grammar)
 
     def forget(self, sequence: int) -> None:
         """Drop a sequence's settings, in order with the plans: one in flight may still admit it."""

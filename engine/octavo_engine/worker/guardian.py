@@ -37,6 +37,10 @@ class Endpoint(Protocol):
         """Send one message."""
         ...
 
+    def wake(self) -> None:
+        """End the wait of `poll`, or its next one, now. Any thread may call it."""
+        ...
+
 
 class Outbox:
     """The way up, for two threads."""

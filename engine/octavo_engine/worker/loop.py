@@ -20,6 +20,8 @@ from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.step import StepPlan
 from octavo_engine.ipc.messages import Abort, Refused, Shutdown, Snapshot, Submit, ToEngine, TokensOut
 from octavo_engine.worker.executor import Executed, Executor, Pending
+from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.grammar_compiler import Compiled, GrammarCompiler, GrammarQueue
 from octavo_engine.worker.guardian import Endpoint, EngineStuckError, Guardian, Outbox
 from octavo_engine.worker.requests import RequestTable, core_request, settings_of
 from octavo_engine.worker.runner import StepError
@@ -51,8 +53,9 @@ class EngineLoop:
         depth: int = 1,
         step_timeout_seconds: float = 60.0,
         give_up: Callable[[Exception], None] | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
-        """Keep at most `depth` plans in flight (1 or 2).
+        """Keep at most `depth` plans in flight (1 or 2). Without a `compiler` no request may have a grammar.
 
         `give_up` is told, on another thread, why the engine cannot go on while its loop waits for a step that does not
         end; without it the loop raises that itself, once the step has ended after all.
@@ -67,6 +70,9 @@ class EngineLoop:
         self._eos_token_ids = eos_token_ids
         self._depth = depth
         self._requests = RequestTable()
+        self._grammars = None if compiler is None else GrammarQueue(compiler, endpoint.wake)
+        self._unregistered: dict[int, SamplingSettings] = {}
+        """Of the sequences whose grammar is being compiled."""
         self._in_flight: deque[tuple[StepPlan, Pending[Executed]]] = deque()
         self._backlog: deque[ToEngine] = deque()
         self._outputs: list[TokensOut] = []
@@ -78,17 +84,25 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until `Shutdown`. Raises whatever leaves the engine in no state to go on."""
-        with self._guardian:
-            self._send()
-            while not self._stopping:
-                self._take_messages()
-                while len(self._in_flight) < self._depth and (plan := self._scheduler.schedule()) is not None:
-                    self._in_flight.append((plan, self._executor.submit(plan)))
-                # Told only now: where the executor has a thread, it computes while the last outputs are written.
-                if self._news or self._outbox.until_tick() <= 0:
-                    self._send()
-                if self._in_flight:
-                    self._finish_oldest()
+        try:
+            with self._guardian:
+                self._serve()
+        finally:
+            if self._grammars is not None:
+                self._grammars.close()
+
+    def _serve(self) -> None:
+        self._send()
+        while not self._stopping:
+            self._take_messages()
+            self._take_grammars()
+            while len(self._in_flight) < self._depth and (plan := self._scheduler.schedule()) is not None:
+                self._in_flight.append((plan, self._executor.submit(plan)))
+            # Told only now: where the executor has a thread, it computes while the last outputs are written.
+            if self._news or self._outbox.until_tick() <= 0:
+                self._send()
+            if self._in_flight:
+                self._finish_oldest()
 
     def _patience(self) -> float:
         """How long to wait for a message: not at all while there is something to commit, to say or to take."""
@@ -126,6 +140,8 @@ class EngineLoop:
                 settings_of(submit, choice, self._vocab_size, self._eos_token_ids) for choice in range(submit.n)
             ]
             request = core_request(submit, sequences, self._vocab_size, time.monotonic())
+            if request.blocked and self._grammars is None:
+                raise ValueError("This engine was started without the model's tokens, which a grammar needs.")
             refusal = self._scheduler.submit(request)
         except ValueError as error:
             # The API process has checked the request, so this is its mistake: the request ends, the engine goes on.
@@ -133,18 +149,45 @@ class EngineLoop:
             self._emit([Event(sequence, finish="error", detail=str(error)) for sequence in sequences])
             return
         if refusal is None:
-            for sequence, sequence_settings in zip(sequences, settings, strict=True):
-                self._executor.register(sequence, sequence_settings)
+            self._register(submit.sampling.grammar, sequences, settings)
             return
         for sequence in sequences:
             self._requests.remove(sequence)
         self._outbox.send(Refused(submit.request, refusal.reason, refusal.detail))
+
+    def _register(self, grammar: str, sequences: tuple[int, ...], settings: list[SamplingSettings]) -> None:
+        """Give the settings of sequences that may be admitted; with a grammar they wait until it has been compiled."""
+        if grammar and self._grammars is not None:
+            self._unregistered.update(zip(sequences, settings, strict=True))
+            self._grammars.put(sequences, grammar)
+            return
+        for sequence, sequence_settings in zip(sequences, settings, strict=True):
+            self._executor.register(sequence, sequence_settings)
+
+    def _take_grammars(self) -> None:
+        """Let the sequences go on whose grammar has been compiled, and end those whose grammar cannot be."""
+        if not self._unregistered or self._grammars is None:
+            return
+        for compiled in self._grammars.finished():
+            self._release(compiled)
+
+    def _release(self, compiled: Compiled) -> None:
+        for place, sequence in enumerate(compiled.sequences):
+            settings = self._unregistered.pop(sequence, None)
+            if settings is None:
+                continue  # aborted meanwhile
+            if compiled.error:
+                event = self._scheduler.give_up(sequence, compiled.error)
+                self._emit([event] if event else [])
+            elif self._scheduler.unblock(sequence):
+                self._executor.register(sequence, settings, compiled.grammars[place])
 
     def _abort(self, abort: Abort) -> None:
         for sequence in self._requests.find(abort.request, abort.choice):
             event = self._scheduler.abort(sequence)
             if event is not None:
                 self._executor.forget(sequence)
+                self._unregistered.pop(sequence, None)
                 self._emit([event])
 
     # --- steps --------------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, no
         priority=submit.priority,
         salt=submit.salt,
         needs_all_positions=submit.prompt_logprobs >= 0,
+        blocked=core.BlockReason.GRAMMAR if submit.sampling.grammar else None,
     )
 
 

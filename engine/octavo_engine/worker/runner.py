@@ -15,6 +15,7 @@ from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
+from octavo_engine.worker.grammar import Grammar, GrammarMasks, follow
 
 SCORED_AT_ONCE: Final = 64
 """Positions of a prompt whose logits exist at the same time."""
@@ -40,17 +41,20 @@ class ContractError(RuntimeError):
 class Runner:
     """Executes plans in order, over one executable.
 
-    `register` gives a sequence's sampling settings before the plan that admits it; `forget` drops them when it has
-    ended. Whatever breaks the plan's contract raises RuntimeError: the batch can no longer be trusted. A step whose
+    `register` gives a sequence's sampling settings, and its grammar, before the plan that admits it; `forget` drops
+    them when it has ended. Whatever breaks the plan's contract raises RuntimeError: the batch can no longer be trusted. A step whose
     computation raises ends in `StepError`: its sequences must be failed, the others go on.
 
     A row planned on placeholders that did not come true is void: it is not computed and its result is empty. That is
     a sampling row that does not start where the known tokens end (drafts before it were rejected, or its sequence
-    failed), or any row that reads tokens nobody sampled.
+    failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar.
     """
 
-    def __init__(self, executable: Executable, *, max_num_seqs: int, max_model_len: int) -> None:
-        """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated."""
+    def __init__(self, executable: Executable, *, max_num_seqs: int, max_model_len: int, threads: int = 1) -> None:
+        """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated.
+
+        `threads`: how many work out what grammars allow.
+        """
         self.executable = executable
         # A backend with native threads lends them to the sampler.
         self._pool = getattr(executable, "pool", None)
@@ -62,14 +66,19 @@ class Runner:
             vocab_size=executable.vocab_size,
         )
         self._settings: dict[int, SamplingSettings] = {}
+        self._grammars: dict[int, Grammar] = {}
+        self._masks = GrammarMasks(executable.vocab_size, threads)
 
-    def register(self, sequence: int, settings: SamplingSettings) -> None:
-        """Keep the settings of a sequence that may be admitted from now on."""
+    def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
+        """Keep the settings of a sequence that may be admitted from now on, and the grammar it follows."""
         self._settings[sequence] = settings
+        if grammar is not None:
+            self._grammars[sequence] = grammar
 
     def forget(self, sequence: int) -> None:
-        """Drop a sequence's settings. A slot it still holds keeps its own until released."""
+        """Drop what was registered of a sequence. A slot it still holds keeps its own until released."""
         self._settings.pop(sequence, None)
+        self._grammars.pop(sequence, None)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Raises StepError if computing it fails."""
@@ -94,6 +103,9 @@ class Runner:
         at, positions = np.array(slots), np.array(starts)
         if not self.batch.holds(at, sequences, positions + 1):
             return None
+        grammars = [self.batch.grammars[slot] for slot in slots]
+        if any(grammar is not None and grammar.complete for grammar in grammars):
+            return None
         step = assemble_decode(self.batch, at, positions, adapters, self.executable.max_position)
         plan, x = self._forward(step)
         settings, prompts, used = self.batch.settings, self.batch.num_prompt_tokens, self.batch.counts
@@ -101,7 +113,7 @@ class Runner:
             RowSampling(settings[slot], start + 1, prompts[slot], (), used[slot])
             for slot, start in zip(slots, starts, strict=True)
         ]
-        results = self._draw(self.executable.logits(plan, x), asked)
+        results = self._draw(self.executable.logits(plan, x), asked, grammars)
         if any(result.failed for result in results):
             self._append(rows, results)
         else:
@@ -146,7 +158,7 @@ class Runner:
             settings = self._settings.get(admission.sequence)
             if settings is None:
                 raise RuntimeError(f"Sequence {admission.sequence} was admitted before it was registered.")
-            self.batch.admit(admission, settings)
+            self.batch.admit(admission, settings, self._grammars.get(admission.sequence))
         for append in plan.appended:
             self.batch.append_blocks(append)
         for group in {copy.group for copy in plan.copies}:
@@ -157,6 +169,9 @@ class Runner:
         if self.batch.sequences[row.slot] != row.sequence:
             raise ContractError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
         end, length = row.start + row.num_tokens - len(row.drafts), int(self.batch.lengths[row.slot])
+        grammar = self._grammar(row)
+        if grammar is not None and grammar.complete:
+            return True
         return end != length if row.samples and not row.discard else end > length
 
     def _compute(self, rows: Sequence[Row]) -> list[RowResult]:
@@ -181,13 +196,20 @@ class Runner:
     def _sample(self, plan: Any, x: Any, rows: Sequence[Row], num_logits: int) -> list[RowResult]:
         if not rows:
             return []
-        return self._draw(self.executable.logits(plan, x, slice(num_logits)), [self._sampling(row) for row in rows])
+        asked, grammars = [self._sampling(row) for row in rows], [self._grammar(row) for row in rows]
+        return self._draw(self.executable.logits(plan, x, slice(num_logits)), asked, grammars)
 
-    def _draw(self, logits: NDArray[np.float32], asked: Sequence[RowSampling]) -> list[RowResult]:
-        """Sample rows of logits, and tell of the tokens what was asked for."""
-        sampled = sample(logits, asked, self._pool)
+    def _draw(
+        self, logits: NDArray[np.float32], asked: Sequence[RowSampling], grammars: Sequence[Grammar | None]
+    ) -> list[RowResult]:
+        """Sample rows of logits, each within its grammar, and tell of the tokens what was asked for."""
+        masks, constrained = None, any(grammars)
+        if constrained:
+            asked, masks = self._masks.fill(asked, grammars)
+        sampled = sample(logits, asked, self._pool, masks)
         records = sampled_records(logits, asked, sampled, self._pool)
-        return [RowResult(tokens, failed, of) for (tokens, failed), of in zip(sampled, records, strict=True)]
+        results = [RowResult(tokens, failed, of) for (tokens, failed), of in zip(sampled, records, strict=True)]
+        return follow(grammars, results) if constrained else results
 
     def _score(self, plan: Any, x: Any, rows: Sequence[Row], first: int) -> dict[int, tuple[bytes, str]]:
         """Return, by index, the records of the prompt tokens that rows ask for, or why a row failed."""
@@ -217,6 +239,10 @@ class Runner:
         model = self.executable
         plan = model.plan(step)
         return plan, model.forward(plan, model.embed(plan))
+
+    def _grammar(self, row: Row) -> Grammar | None:
+        """Return the grammar of a row that samples; what is discarded may be anything."""
+        return self.batch.grammars[row.slot] if row.samples and not row.discard else None
 
     def _sampling(self, row: Row) -> RowSampling:
         settings = self.batch.settings[row.slot]

@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
@@ -17,8 +18,10 @@ from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Loaded, Progress
+from octavo_engine.ipc.vocabulary import read_vocabulary
 from octavo_engine.worker.cgroup import memory_limit
 from octavo_engine.worker.executor import Executor, make_executor
+from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.guardian import Endpoint
 from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.loop import EngineLoop
@@ -66,7 +69,13 @@ class Engine(NamedTuple):
             depth=self.scheduler.config.max_plans_in_flight,
             step_timeout_seconds=config.step_timeout_seconds,
             give_up=give_up,
+            compiler=self._compiler(config),
         )
+
+    def _compiler(self, config: EngineConfig) -> GrammarCompiler | None:
+        path = Path(config.vocabulary)
+        vocab_size, ends = self.model.executable.vocab_size, self.model.eos_token_ids
+        return GrammarCompiler(lambda: read_vocabulary(path), vocab_size, ends) if config.vocabulary else None
 
 
 def serve(config: EngineConfig, endpoint: Endpoint, give_up: Callable[[Exception], None]) -> None:
@@ -109,6 +118,7 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
         model.executable,
         max_num_seqs=scheduler.config.max_num_seqs,
         max_model_len=scheduler.config.max_model_len,
+        threads=max(1, config.threads),
     )
     return Engine(model, scheduler, runner)
 

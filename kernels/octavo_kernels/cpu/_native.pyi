@@ -172,11 +172,15 @@ def sample(
     drafts: NDArray[np.int32],
     tokens: NDArray[np.int32],
     given: NDArray[np.int32],
+    masks: NDArray[np.int32] | None = None,
+    first_masks: NDArray[np.int32] | None = None,
 ) -> None:
     """Sample R sequences; sequence r owns 1 + its number of drafts consecutive rows of logits [L, V].
 
     positions, generated: [R], of the first token to sample; draft_offsets: [R + 1]. tokens: [L], a sequence's tokens
     from its first row of logits on; given: [R], how many, -1 where logits are not finite, -2 where no token is allowed.
+    masks: [M, words] bits of what grammars allow, one mask for each row of logits of the sequences that have one;
+    first_masks: [R], the first mask of each, -1 for none.
     """
 
 def logprobs(pool: Pool, logits: NDArray[np.float32], token_ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:

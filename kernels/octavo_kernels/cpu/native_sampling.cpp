@@ -1,4 +1,5 @@
 // Sampling, as Python sees it.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "binding.hpp"
@@ -10,6 +11,7 @@ namespace {
 using Ids64 = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids32 = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IdsOut = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using IdsOut2 = nb::ndarray<std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -84,11 +86,27 @@ std::byte* scratch_for(Runner& runner, int vocab) {
     return static_cast<std::byte*>(runner.pool.workspace(Pool::SCRATCH, bytes));
 }
 
+// Give rows what their grammars allow: `first` is each row's first mask, -1 for a row without a grammar.
+void set_masks(SampleJob& job, const Masks& masks, const Ids32& first) {
+    require_shape(first, "first_masks", {job.rows.size()});
+    job.mask_words = static_cast<int>(masks.shape(1));
+    for (std::size_t r = 0; r < job.rows.size(); ++r) {
+        const std::int64_t mask = first.data()[r];
+        if (mask < 0) continue;
+        require(mask + 1 + job.rows[r].num_drafts <= static_cast<std::int64_t>(masks.shape(0)),
+                "There must be a mask for every row of logits that has one.");
+        job.rows[r].masks = reinterpret_cast<const std::uint32_t*>(masks.data()) + mask * job.mask_words;
+    }
+}
+
 void sample_rows(Runner& runner, In2 logits, const nb::list& settings, const nb::list& counts, Ids64 positions,
-                 Ids64 generated, Ids32 draft_offsets, Ids32 drafts, IdsOut tokens, IdsOut given) {
+                 Ids64 generated, Ids32 draft_offsets, Ids32 drafts, IdsOut tokens, IdsOut given,
+                 std::optional<Masks> masks, std::optional<Ids32> first_masks) {
     require(logits.shape(1) > 0, "There are no logits.");
     SampleJob job{logits.data(), static_cast<int>(logits.shape(1)), {}, tokens.data(), given.data()};
     job.rows = rows_of(logits.shape(1), logits.shape(0), settings, counts, positions, generated, draft_offsets, drafts);
+    require(masks.has_value() == first_masks.has_value(), "Masks come with the rows they belong to.");
+    if (masks) set_masks(job, *masks, *first_masks);
     require_shape(tokens, "tokens", {logits.shape(0)});
     require_shape(given, "given", {job.rows.size()});
     Call call(runner);
@@ -136,7 +154,8 @@ void bind_sampling(nb::module_& module) {
     module.def("sample", &sample_rows, nb::arg("pool"), nb::arg("logits").noconvert(), nb::arg("settings"),
                nb::arg("counts"), nb::arg("positions").noconvert(), nb::arg("generated").noconvert(),
                nb::arg("draft_offsets").noconvert(), nb::arg("drafts").noconvert(), nb::arg("tokens").noconvert(),
-               nb::arg("given").noconvert());
+               nb::arg("given").noconvert(), nb::arg("masks").noconvert() = nb::none(),
+               nb::arg("first_masks").noconvert() = nb::none());
     module.def("logprobs", &logprobs, nb::arg("pool"), nb::arg("logits").noconvert(), nb::arg("token_ids").noconvert(),
                nb::arg("out").noconvert());
     module.def("top_logprobs", &top_logprobs, nb::arg("pool"), nb::arg("logits").noconvert(),

@@ -110,8 +110,8 @@ public:
         }
     }
 
-    // Apply what changes the logits, in a copy, and scan that.
-    void adjust(const SequenceRow& row, std::int64_t generated) {
+    // Apply what changes the logits, in a copy, and scan that. mask: null, or the bits of what a grammar allows.
+    void adjust(const SequenceRow& row, std::int64_t generated, const std::uint32_t* mask, int mask_words) {
         const SamplingSettings& settings = *row.settings;
         float* out = scratch_.adjusted;
         std::memcpy(out, logits_, static_cast<std::size_t>(vocab_) * sizeof(float));
@@ -125,11 +125,20 @@ public:
             i = 0;
             for (const std::int32_t id : settings.allowed) out[id] = kept[i++];
         }
-        if (generated < settings.min_tokens) {
-            for (const std::int32_t id : settings.held_back) out[id] = FORBIDDEN;
+        if (mask) forbid_unmasked(out, mask, mask_words);
+        const bool held_back = generated < settings.min_tokens && !settings.held_back.empty();
+        // Free until draw() gathers its candidates.
+        float* values = scratch_.candidates.logits;
+        if (held_back) {
+            for (const std::int32_t id : settings.held_back) *values++ = std::exchange(out[id], FORBIDDEN);
         }
         logits_ = out;
         scan();
+        // A grammar at its end allows nothing but to end: then nothing is held back.
+        if (held_back && mask && nothing_allowed()) {
+            for (auto id = settings.held_back.rbegin(); id != settings.held_back.rend(); ++id) out[*id] = *--values;
+            scan();
+        }
     }
 
     std::int32_t draw(const SamplingSettings& settings, double uniform) {
@@ -183,6 +192,20 @@ private:
         const int partitions = partitions_of(vocab_);
         const int begin = partitions * index / slices_, end = partitions * (index + 1) / slices_;
         return {begin * PARTITION_LOGITS, std::min(end * PARTITION_LOGITS, vocab_)};
+    }
+
+    void forbid_unmasked(float* logits, const std::uint32_t* mask, int words) const {
+        for (int word = 0, id = 0; id < vocab_; ++word, id += 32) {
+            const std::uint32_t bits = word < words ? mask[word] : 0;
+            const int end = std::min(32, vocab_ - id);
+            if (bits == 0) {
+                std::fill(logits + id, logits + id + end, FORBIDDEN);
+            } else if (bits != 0xffffffffu) {
+                for (int i = 0; i < end; ++i) {
+                    if (!(bits >> i & 1u)) logits[id + i] = FORBIDDEN;
+                }
+            }
+        }
     }
 
     static void penalise(float* logits, const SamplingSettings& settings, const TokenCounts& counts) {
@@ -367,7 +390,7 @@ private:
 
 bool adjusts(const SequenceRow& row, std::int64_t generated) {
     const SamplingSettings& s = *row.settings;
-    return row.counts || !s.bias_ids.empty() || !s.allowed.empty() ||
+    return row.counts || row.masks || !s.bias_ids.empty() || !s.allowed.empty() ||
            (generated < s.min_tokens && !s.held_back.empty());
 }
 
@@ -379,7 +402,8 @@ std::int32_t sample_position(const SampleJob& job, const Kernels& kernels, const
     at.scan();
     if (!at.finite()) return NOT_FINITE;
     const std::int64_t generated = row.generated + index;
-    if (adjusts(row, generated)) at.adjust(row, generated);
+    const std::uint32_t* mask = row.masks ? row.masks + static_cast<std::int64_t>(index) * job.mask_words : nullptr;
+    if (adjusts(row, generated)) at.adjust(row, generated, mask, job.mask_words);
     if (!at.drawable()) return NOT_FINITE;
     if (at.nothing_allowed()) return NOTHING_ALLOWED;
     if (row.settings->greedy) return at.best();

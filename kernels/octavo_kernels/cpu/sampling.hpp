@@ -50,6 +50,8 @@ struct SequenceRow {
     std::int64_t position, generated;
     std::int32_t first, num_drafts;
     const std::int32_t* drafts;
+    // What a grammar allows at each of its rows of logits, [1 + drafts, mask_words] bits, the lowest first; null: all.
+    const std::uint32_t* masks = nullptr;
 };
 
 constexpr std::int32_t NOT_FINITE = -1, NOTHING_ALLOWED = -2;
@@ -60,6 +62,7 @@ struct SampleJob {
     std::vector<SequenceRow> rows;
     std::int32_t* tokens;  // [L]: a row's accepted drafts and one token more, from its first row of logits on
     std::int32_t* given;   // [R]: how many, or NOT_FINITE, or NOTHING_ALLOWED
+    int mask_words = 0;
 };
 
 // A thread's memory for rows of that many logits.
