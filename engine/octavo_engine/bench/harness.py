@@ -242,6 +242,9 @@ class _Client:
             return submits
         return [] if self._open else [Shutdown()]
 
+    def wake(self) -> None:
+        """Nothing waits."""
+
     def send(self, message: ToServer) -> None:
         """Take in a step's outputs. Raises BenchError for a request that failed or was refused."""
         if isinstance(message, Refused):

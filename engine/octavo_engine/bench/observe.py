@@ -12,6 +12,7 @@ from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.step import StepPlan
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.executor import Executed, Executor, Pending
+from octavo_engine.worker.grammar import Grammar
 
 
 class Observed(msgspec.Struct):
@@ -49,9 +50,9 @@ class ObservingExecutor:
         self._inner = inner
         self._scheduler = scheduler
 
-    def register(self, sequence: int, settings: SamplingSettings) -> None:
+    def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """See `Executor`."""
-        self._inner.register(sequence, settings)
+        self._inner.register(sequence, settings, grammar)
 
     def forget(self, sequence: int) -> None:
         """See `Executor`."""

@@ -23,7 +23,7 @@ def one_sentence(message: str) -> str:
     text = message.split("\n<", 1)[0].split("\nerror:", 1)
     # A regular expression's fault stands under a picture of where it is.
     said = text[1] if len(text) == 2 else text[0]
-    where = text[0].split("\n", 1)[0].rstrip(": ") + ": " if len(text) == 2 else ""
+    where = text[0].split("\n", 1)[0].split(' "', 1)[0].rstrip(": ") + ": " if len(text) == 2 else ""
     line = " ".join(f"{where}{said}".replace("panic: ", "", 1).split())
     line = line.split(" 1 | ", 1)[0].strip()
     return (line if len(line) <= 300 else line[:300] + "…").rstrip(".")

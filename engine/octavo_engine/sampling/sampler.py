@@ -1,7 +1,7 @@
 """Sample a step's rows in one native call: drafts verified exactly, a bad row fails alone.
 
-Order: bias, penalties, allowed ids, grammar, min_tokens, temperature, top-k, top-p, min-p. The arithmetic is fixed, so that a
-row gives the same token whatever runs beside it and whoever computes it:
+Order: bias, penalties, allowed ids, grammar, min_tokens, temperature, top-k, top-p, min-p. The arithmetic is fixed, so
+that a row gives the same token whatever runs beside it and whoever computes it:
 
 - Tokens are ranked once: largest logit first, of equal ones the lowest id. Every filter keeps the beginning of that
   ranking: top-k the first k; top-p the shortest one that holds the share p of what is left; min-p those whose weight is
@@ -31,7 +31,7 @@ from octavo_kernels.cpu import _native
 from octavo_kernels.cpu._native import Pool
 
 NOT_FINITE = "The model's logits are not finite for this request."
-NOTHING_ALLOWED = "No token is allowed here: allowed_token_ids, min_tokens and what the text must be like forbid every token together."
+NOTHING_ALLOWED = "No token is allowed here: allowed_token_ids, min_tokens and the grammar together forbid every token."
 
 _NO_DRAFTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 

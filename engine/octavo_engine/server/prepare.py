@@ -12,8 +12,10 @@ import msgspec
 from octavo_engine import contract
 from octavo_engine.ipc.messages import SamplingParams, StopRule
 from octavo_engine.server.errors import ApiError, context_length, invalid, not_found
+from octavo_engine.server.grammar_check import GrammarChecker, GrammarRefused
 from octavo_engine.server.jobs import Answer, Job, JobResult, Limits, Prepared, Refusal
 from octavo_engine.server.protocol import tables
+from octavo_engine.server.protocol.constraints import the_constraint
 from octavo_engine.server.protocol.fields import read_fields
 from octavo_engine.server.protocol.json_body import parse_object
 from octavo_engine.server.tokenizer import EncodingError, TemplateError, TextModel
@@ -22,8 +24,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` in completions; in chat it is the rest of the context."""
 
 
-def prepare(job: Job, text_model: TextModel) -> JobResult:
-    """Do one job; every refusal comes back as a value."""
+def prepare(job: Job, text_model: TextModel, grammars: GrammarChecker | None = None) -> JobResult:
+    """Do one job; every refusal comes back as a value. `grammars` checks what texts must be like."""
     try:
         body = parse_object(job.body)
         if job.route == "tokenize":
@@ -31,13 +33,15 @@ def prepare(job: Job, text_model: TextModel) -> JobResult:
         if job.route == "detokenize":
             return _detokenize(read_fields(tables.DETOKENIZE, body), job, text_model)
         fields = tables.COMPLETIONS if job.route == "completions" else tables.CHAT
-        return _generation(read_fields(fields, body), body, job, text_model)
+        return _generation(read_fields(fields, body), body, job, text_model, grammars or GrammarChecker())
     except ApiError as error:
         return Refusal(error.status, error.message, error.kind, error.param, error.code)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------
-def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_model: TextModel) -> Prepared:
+def _generation(
+    values: dict[str, Any], body: dict[str, Any], job: Job, text_model: TextModel, grammars: GrammarChecker
+) -> Prepared:
     limits = job.limits
     model = _model(values["model"], job)
     if values["stream_options"] is not None and not values["stream"]:
@@ -67,7 +71,12 @@ def _generation(values: dict[str, Any], body: dict[str, Any], job: Job, text_mod
     return Prepared(
         model=model,
         prompts=tuple(struct.pack(f"<{len(prompt)}i", *prompt) for prompt in prompts),
-        sampling=_sampling(values, limits, logprobs=max(logprobs, 0 if generated > values["n"] else -1)),
+        sampling=_sampling(
+            values,
+            limits,
+            logprobs=max(logprobs, 0 if generated > values["n"] else -1),
+            grammar=_grammar(values, grammars),
+        ),
         stop=StopRule(
             max_tokens=max(1, max_tokens),
             min_tokens=values["min_tokens"],
@@ -146,7 +155,19 @@ def _check_token_ids(values: dict[str, Any], limits: Limits) -> None:
             )
 
 
-def _sampling(values: dict[str, Any], limits: Limits, logprobs: int) -> SamplingParams:
+def _grammar(values: dict[str, Any], grammars: GrammarChecker) -> str:
+    """Return what the text must be like, "" for anything. Raises the 400 of what cannot be compiled."""
+    named = the_constraint(values)
+    if named is None:
+        return ""
+    name, constraint = named
+    try:
+        return grammars.check(constraint)
+    except GrammarRefused as error:
+        raise invalid(f"'{name}{constraint.path}' {error}.", name + constraint.path, "invalid_value") from None
+
+
+def _sampling(values: dict[str, Any], limits: Limits, logprobs: int, grammar: str) -> SamplingParams:
     seed = values["seed"]
     top_k = values["top_k"]
     return SamplingParams(
@@ -163,6 +184,7 @@ def _sampling(values: dict[str, Any], limits: Limits, logprobs: int) -> Sampling
         logit_bias=values["logit_bias"],
         allowed_token_ids=tuple(sorted(set(values["allowed_token_ids"]))),
         logprobs=logprobs,
+        grammar=grammar,
     )
 
 

@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp
 from octavo_engine import contract
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Progress
+from octavo_engine.ipc.vocabulary import Vocabulary, write_vocabulary
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError
 from octavo_engine.model.spec import UnsupportedModelError
@@ -37,7 +40,7 @@ from octavo_engine.server.state import ServerState
 from octavo_engine.server.supervisor import RestartBudget, Supervisor
 from octavo_engine.server.threads import in_thread
 from octavo_engine.server.tokenize_pool import TokenizePool, TokenizerUnavailable
-from octavo_engine.server.tokenizer import TokenizerError, load_tokenizer
+from octavo_engine.server.tokenizer import TextModel, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +198,14 @@ class ApiProcess:
                 model = str(await in_thread(lambda: pull(model, self._report)))
             except (PullError, ModelNotFoundError, UnsupportedModelError, OSError) as error:
                 raise StartError(str(error)) from error
-        running = asyncio.create_task(supervisor.run(msgspec.structs.replace(self._engine, model=model)))
-        getting_ready = asyncio.create_task(self._get_ready(model, client, url))
+        with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
+            await self._work_in(Path(folder), supervisor, client, model, url)
+
+    async def _work_in(self, folder: Path, supervisor: Supervisor, client: EngineClient, model: str, url: str) -> None:
+        vocabulary = folder / "vocabulary"
+        config = msgspec.structs.replace(self._engine, model=model, vocabulary=str(vocabulary))
+        running = asyncio.create_task(supervisor.run(config))
+        getting_ready = asyncio.create_task(self._get_ready(model, vocabulary, client, url))
         pending = {running, getting_ready}
         try:
             while not running.done():
@@ -208,10 +217,17 @@ class ApiProcess:
                 task.cancel()
             await asyncio.gather(running, getting_ready, return_exceptions=True)
 
-    async def _get_ready(self, model: str, client: EngineClient, url: str) -> None:
+    async def _get_ready(self, model: str, vocabulary: Path, client: EngineClient, url: str) -> None:
         self._pool = pool = TokenizePool(model)
+
+        def load() -> TextModel:
+            text_model = load_tokenizer(model)
+            no_text = text_model.special_ids | text_model.control_ids
+            write_vocabulary(vocabulary, Vocabulary(list(text_model.token_bytes), tuple(sorted(no_text))))
+            return text_model
+
         try:
-            self._state.text_model, _ = await asyncio.gather(in_thread(lambda: load_tokenizer(model)), pool.start())
+            self._state.text_model, _ = await asyncio.gather(in_thread(load), pool.start())
         except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
             raise StartError(f"The tokenizer cannot be loaded: {error}") from error
         self._state.jobs = pool

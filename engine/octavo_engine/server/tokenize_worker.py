@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 
 from octavo_engine.server import frames
 from octavo_engine.server.errors import SERVER
+from octavo_engine.server.grammar_check import GrammarChecker
 from octavo_engine.server.jobs import JobResult, Refusal
 from octavo_engine.server.prepare import prepare
 from octavo_engine.server.tokenizer import TextModel, TokenizerError, load_tokenizer
@@ -30,10 +31,10 @@ def _read(stream: BinaryIO, size: int) -> bytes:
     return data
 
 
-def _answer(job_frame: tuple[bytes, bytes], text_model: TextModel) -> JobResult:
+def _answer(job_frame: tuple[bytes, bytes], text_model: TextModel, grammars: GrammarChecker) -> JobResult:
     job = frames.read_job(*job_frame)
     try:
-        return prepare(job, text_model)
+        return prepare(job, text_model, grammars)
     except Exception:
         log.exception("A request to %s could not be prepared", job.route)
         return Refusal(500, "The request could not be prepared: the server's log says why.", SERVER, None, None)
@@ -49,13 +50,14 @@ def serve(source: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
         return
     outgoing.write(frames.result_frame(frames.Hello()))
     outgoing.flush()
+    grammars = GrammarChecker()
     while True:
         try:
             head_size, body_size = frames.LENGTHS.unpack(_read(incoming, frames.LENGTHS.size))
             frame = _read(incoming, head_size), _read(incoming, body_size)
         except EOFError:
             return
-        outgoing.write(frames.result_frame(_answer(frame, text_model)))
+        outgoing.write(frames.result_frame(_answer(frame, text_model, grammars)))
         outgoing.flush()
 
 

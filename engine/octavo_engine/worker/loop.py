@@ -19,8 +19,8 @@ from octavo_engine.core.config import Event
 from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.step import StepPlan
 from octavo_engine.ipc.messages import Abort, Refused, Shutdown, Snapshot, Submit, ToEngine, TokensOut
-from octavo_engine.worker.executor import Executed, Executor, Pending
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.executor import Executed, Executor, Pending
 from octavo_engine.worker.grammar_compiler import Compiled, GrammarCompiler, GrammarQueue
 from octavo_engine.worker.guardian import Endpoint, EngineStuckError, Guardian, Outbox
 from octavo_engine.worker.requests import RequestTable, core_request, settings_of
@@ -166,9 +166,7 @@ class EngineLoop:
 
     def _take_grammars(self) -> None:
         """Let the sequences go on whose grammar has been compiled, and end those whose grammar cannot be."""
-        if not self._unregistered or self._grammars is None:
-            return
-        for compiled in self._grammars.finished():
+        for compiled in self._grammars.finished() if self._grammars is not None else ():
             self._release(compiled)
 
     def _release(self, compiled: Compiled) -> None:

@@ -42,8 +42,8 @@ class Runner:
     """Executes plans in order, over one executable.
 
     `register` gives a sequence's sampling settings, and its grammar, before the plan that admits it; `forget` drops
-    them when it has ended. Whatever breaks the plan's contract raises RuntimeError: the batch can no longer be trusted. A step whose
-    computation raises ends in `StepError`: its sequences must be failed, the others go on.
+    them when it has ended. Whatever breaks the plan's contract raises RuntimeError: the batch can no longer be trusted.
+    A step whose computation raises ends in `StepError`: its sequences must be failed, the others go on.
 
     A row planned on placeholders that did not come true is void: it is not computed and its result is empty. That is
     a sampling row that does not start where the known tokens end (drafts before it were rejected, or its sequence

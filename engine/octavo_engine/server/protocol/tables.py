@@ -9,6 +9,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from octavo_engine import contract
+from octavo_engine.server.protocol.constraints import (
+    read_choice,
+    read_grammar,
+    read_regex,
+    read_response_format,
+    read_schema,
+    read_structured_outputs,
+)
 from octavo_engine.server.protocol.fields import (
     Field,
     Table,
@@ -187,16 +195,16 @@ _COMMON: Final[tuple[Field, ...]] = (
     honoured("stream_options", _stream_options),
     honoured("priority", integer(-(2**31), MAX_INT32), 0),
     honoured("cache_salt", _salt, ""),
-    refused("response_format", {"type": "text"}),
+    honoured("response_format", read_response_format),
+    honoured("structured_outputs", read_structured_outputs),
+    honoured("guided_json", read_schema),
+    honoured("guided_regex", read_regex),
+    honoured("guided_choice", read_choice),
+    honoured("guided_grammar", read_grammar),
     refused("tools", []),
     refused("tool_choice", "none", "auto"),
     refused("functions", []),
     refused("function_call", "none", "auto"),
-    refused("structured_outputs", {}),
-    refused("guided_json"),
-    refused("guided_regex"),
-    refused("guided_choice"),
-    refused("guided_grammar"),
     refused("use_beam_search", False),
     refused("length_penalty", 1.0, 1),
     refused("bad_words", []),

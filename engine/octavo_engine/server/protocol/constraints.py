@@ -1,0 +1,155 @@
+"""What a request says its text must be like, in the ways OpenAI's and vLLM's clients say it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, NamedTuple
+
+from octavo_engine.server.errors import ApiError, invalid
+from octavo_engine.server.protocol.fields import Unreadable, string
+from octavo_engine.server.protocol.json_body import parse_object
+
+MAX_GRAMMAR_BYTES: Final = 128 * 1024
+"""Of a JSON schema, a regular expression, a grammar, or the choices together."""
+MAX_NAME_CHARACTERS: Final = 64
+FIELDS: Final = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+
+
+class Constraint(NamedTuple):
+    """What the text must be like. `text`: a JSON schema, a regular expression, a grammar, or a JSON list of choices.
+
+    `path` leads from the field to where it stands.
+    """
+
+    kind: Literal["schema", "regex", "choice", "grammar"]
+    text: str
+    path: str = ""
+
+
+ANY_OBJECT: Final = Constraint("schema", '{"type":"object"}')
+
+
+def the_constraint(values: dict[str, Any]) -> tuple[str, Constraint] | None:
+    """Return the one constraint that the fields' values name, with its field. Raises the 400 of two."""
+    named = [(name, values[name]) for name in FIELDS if values[name] is not None]
+    if len(named) > 1:
+        raise invalid(
+            f"'{named[0][0]}' and '{named[1][0]}' both say what the text must be like: give one of them.",
+            named[1][0],
+            "invalid_value",
+        )
+    return named[0] if named else None
+
+
+def read_response_format(value: Any) -> Constraint | None:
+    """Read OpenAI's `response_format`."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object")
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema":
+        raise Unreadable("must be 'text', 'json_object' or 'json_schema'", ".type")
+    described = value.get("json_schema")
+    if not isinstance(described, dict):
+        raise Unreadable("must be an object", ".json_schema")
+    name = described.get("name")
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS):
+        raise Unreadable(f"must be a string of 1 to {MAX_NAME_CHARACTERS} characters", ".json_schema.name")
+    if described.get("strict") is not None and type(described["strict"]) is not bool:
+        raise Unreadable("must be true or false", ".json_schema.strict")
+    if described.get("description") is not None and not isinstance(described["description"], str):
+        raise Unreadable("must be a string", ".json_schema.description")
+    path = ".json_schema.schema"
+    if described.get("schema") is None:
+        raise Unreadable("is missing; for any JSON object ask for type 'json_object'", path)
+    return _at(path, read_schema, described["schema"])
+
+
+def read_structured_outputs(value: Any) -> Constraint | None:
+    """Read vLLM's `structured_outputs`: one of several kinds, and no options."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object")
+    asked = {name: item for name, item in value.items() if item is not None and item is not False}
+    for name in asked:
+        if name not in _KINDS:
+            raise Unreadable("is not supported here", f".{name}")
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise Unreadable(f"must have one of {', '.join(_KINDS)}, not several")
+    ((name, item),) = asked.items()
+    return _at(f".{name}", _KINDS[name], item)
+
+
+def read_schema(value: Any) -> Constraint:
+    """Read a JSON schema: an object, true, or either as text."""
+    if isinstance(value, str):
+        _check_size(value)
+        if value.strip() in ("true", "false"):
+            value = value.strip() == "true"
+        else:
+            try:
+                value = parse_object(value.encode())
+            except ApiError as error:
+                raise Unreadable(f"must be a JSON schema: {error.message.rstrip('.')}") from None
+    if not isinstance(value, dict | bool):
+        raise Unreadable("must be a JSON schema, which is an object")
+    return Constraint("schema", _check_size(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
+
+
+def read_regex(value: Any) -> Constraint:
+    """Read a regular expression that the whole text must match."""
+    return Constraint("regex", _check_size(string(value)))
+
+
+def read_choice(value: Any) -> Constraint:
+    """Read a list of texts, one of which is the answer."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise Unreadable("must be a list of strings, not empty")
+    return Constraint("choice", _check_size(json.dumps(value, ensure_ascii=False)))
+
+
+def read_grammar(value: Any) -> Constraint:
+    """Read a context-free grammar: Lark's notation, or GBNF's."""
+    return Constraint("grammar", _check_size(string(value)))
+
+
+def _read_any_object(value: Any) -> Constraint:
+    if value is not True:
+        raise Unreadable("must be true or false")
+    return ANY_OBJECT
+
+
+_KINDS: Final = {
+    "json": read_schema,
+    "regex": read_regex,
+    "choice": read_choice,
+    "grammar": read_grammar,
+    "json_object": _read_any_object,
+}
+
+
+def _check_size(text: str) -> str:
+    if not text:
+        raise Unreadable("must not be empty")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
+        raise Unreadable(f"may have at most {MAX_GRAMMAR_BYTES // 1024} KiB")
+    return text
+
+
+def _at(path: str, read: Any, value: Any) -> Constraint:
+    try:
+        constraint: Constraint = read(value)
+    except Unreadable as error:
+        raise Unreadable(error.message, path + error.path) from None
+    return constraint._replace(path=path)
