@@ -54,8 +54,9 @@ def adjust(
     logit_bias: Mapping[int, float],
     allowed_token_ids: Sequence[int],
     held_back_ids: Sequence[int],
+    grammar: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """Return the logits with bias, penalties, allowed ids and min_tokens applied, in that order."""
+    """Return the logits with bias, penalties, allowed ids, grammar and min_tokens applied, in that order."""
     f, result = np.float32, logits.copy()
     for token, bias in logit_bias.items():
         result[token] += f(bias)
@@ -67,8 +68,13 @@ def adjust(
         result[token] -= f(presence_penalty)
     if allowed_token_ids:
         result[np.setdiff1d(np.arange(logits.size), allowed_token_ids)] = -np.inf
+    if grammar is not None:
+        result[np.setdiff1d(np.arange(logits.size), grammar)] = -np.inf
     if len(output) < min_tokens:
+        before = result.copy()
         result[list(held_back_ids)] = -np.inf
+        if grammar is not None and result.max() == -np.inf:
+            return before
     return result
 
 
@@ -90,13 +96,14 @@ def token_of(
     held_back_ids: Sequence[int] = (),
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
+    grammar: Sequence[int] | None = None,
 ) -> int:
     """Return the token after `prompt` and `output`; -1 if logits [V] are not finite, -2 if nothing is allowed."""
     if not np.isfinite(logits).all():
         return -1
     changed = adjust(
         logits, prompt, output, presence_penalty, frequency_penalty, repetition_penalty, min_tokens, logit_bias or {},
-        allowed_token_ids, held_back_ids,
+        allowed_token_ids, held_back_ids, grammar,
     )  # fmt: skip
     if changed.max() == -np.inf:
         return -2
@@ -123,3 +130,16 @@ def uniform(seed: int, choice: int, position: int) -> float:
     words = seed & 0xFFFF_FFFF_FFFF_FFFF
     block = philox((position, choice, 0, 0), (words & 0xFFFFFFFF, words >> 32))
     return ((block[0] << 21) ^ (block[1] >> 11)) * 2.0**-53
+
+
+def masks_of(grammars: Sequence[Sequence[int] | None], vocab: int) -> tuple[list[int], NDArray[np.int32] | None]:
+    """Return each row's first mask (-1: none), and the masks, of rows that may have a list of the ids allowed."""
+    listed = [ids for ids in grammars if ids is not None]
+    if not listed:
+        return [-1] * len(grammars), None
+    bits = np.zeros((len(listed), -(-vocab // 32) * 32), dtype=np.uint8)
+    for mask, ids in zip(bits, listed, strict=True):
+        mask[list(ids)] = 1
+    places = iter(range(len(listed)))
+    first = [-1 if ids is None else next(places) for ids in grammars]
+    return first, np.packbits(bits, axis=1, bitorder="little").view(np.int32)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, RowSampling, sample
 from octavo_engine.sampling.settings import prepare
-from tests.sampling.meaning import ONE, kept
+from tests.sampling.meaning import ONE, kept, masks_of
 
 V = 600
 
@@ -180,6 +180,53 @@ def test_a_row_without_any_allowed_token_fails_alone():
     results = sample(logits_of(1, 2), [one, row()])
     assert results[0] == ((), NOTHING_ALLOWED)
     assert results[1].tokens
+
+
+# --- grammars ---------------------------------------------------------------------------------------------------
+def masked(logits, one, *allowed):
+    first, masks = masks_of(allowed, V)
+    return sample(logits, [one._replace(mask=first[0])], masks=masks)[0]
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "top_p": 0.9}])
+def test_only_what_the_grammar_allows_is_drawn(how):
+    allowed = [0, 31, 32, 63, 64, 333, V - 1]
+    drawn = {masked(logits_of(seed), row(seed=seed, **how), allowed).tokens[0] for seed in range(60)}
+    assert drawn <= set(allowed)
+    assert len(drawn) > 2
+
+
+def test_a_grammar_that_allows_everything_changes_nothing():
+    for seed in range(20):
+        one = row(seed=seed, temperature=1.3)
+        assert masked(logits_of(seed), one, range(V)) == only(logits_of(seed), one)
+
+
+def test_a_row_without_a_grammar_is_not_changed_by_its_neighbour_s():
+    logits = logits_of(4, 2)
+    _, masks = masks_of([[7]], V)
+    together = sample(logits, [row(temperature=0.0)._replace(mask=0), row(temperature=0.0)], masks=masks)
+    assert [result.tokens for result in together] == [(7,), (int(logits[1].argmax()),)]
+
+
+def test_min_tokens_yields_to_a_grammar_that_allows_nothing_but_to_end():
+    end = {"min_tokens": 1, "held_back_ids": (5, 9)}
+    assert masked(logits_of(1), row(**end), [5]).tokens == (5,)
+    assert masked(logits_of(1), row(**end), [5, 9, 11]).tokens == (11,)
+    assert masked(logits_of(1), row(**end), []).failed == NOTHING_ALLOWED
+
+
+def test_allowed_ids_and_a_grammar_without_a_common_token_fail_the_row():
+    assert masked(logits_of(1), row(allowed_token_ids=(5, 6)), [7, 8]).failed == NOTHING_ALLOWED
+    assert masked(logits_of(1), row(allowed_token_ids=(5, 6)), [6, 7]).tokens == (6,)
+
+
+def test_each_draft_is_held_to_the_mask_of_its_own_position():
+    logits = np.zeros((3, V), dtype=np.float32)
+    logits[:, 10] = 9
+    one = row(temperature=0.0, drafts=(10, 10))
+    assert masked(logits, one, range(V), range(V), range(V)).tokens == (10, 10, 10)
+    assert masked(logits, one, range(V), [20], range(V)).tokens == (10, 20)
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------

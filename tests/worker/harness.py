@@ -12,6 +12,7 @@ from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Snapshot, Step, StopRule, Submit
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.executor import make_executor
+from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 
@@ -40,7 +41,10 @@ class Pipes:
             while True:
                 messages.append(self.down.get_nowait())
         except queue.Empty:
-            return messages
+            return [message for message in messages if message is not None]
+
+    def wake(self):
+        self.down.put(None)
 
     def send(self, message):
         self.up.put(message)
@@ -102,7 +106,8 @@ class Client:
 
 
 @contextmanager
-def engine(executable, num_blocks, *, depth=1, drafts=None, **sizes):
+def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, **sizes):
+    """`tokens`: a function that gives the model's Vocabulary, for requests with a grammar."""
     executable.layout.allocate([num_blocks] * len(executable.layout.groups))
     sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64} | sizes
     groups = tuple(CacheGroup(num_blocks, group.window) for group in executable.layout.groups)
@@ -110,7 +115,11 @@ def engine(executable, num_blocks, *, depth=1, drafts=None, **sizes):
     scheduler, pipes = create_scheduler(config, drafts), Pipes()
     runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
     executor = make_executor(runner, depth)
-    loop = EngineLoop(pipes, scheduler, executor, vocab_size=executable.vocab_size, eos_token_ids=EOS, depth=depth)
+    compiler = tokens and GrammarCompiler(tokens, executable.vocab_size, EOS)
+    vocab_size = executable.vocab_size
+    loop = EngineLoop(
+        pipes, scheduler, executor, vocab_size=vocab_size, eos_token_ids=EOS, depth=depth, compiler=compiler
+    )
 
     thread = ThreadPoolExecutor(1)
     running = thread.submit(loop.run)

@@ -103,8 +103,8 @@ def compile_here(constraint: Constraint) -> tuple[str, str]:
     matcher.compute_bitmask()
     if not matcher.is_error():
         return grammar, ""
-    error = one_sentence(matcher.get_error())
-    return grammar, "no text satisfies it" if error.startswith("NoExtension") else error
+    fault = one_sentence(matcher.get_error())
+    return grammar, "no text satisfies it" if fault.startswith("NoExtension") else fault
 
 
 def _compile_apart(constraint: Constraint, allowance: Allowance) -> str:
@@ -132,7 +132,8 @@ def _compile_apart(constraint: Constraint, allowance: Allowance) -> str:
 
 def _read(reader: int, deadline: float) -> bytes:
     """Return what the child wrote before it ended, nothing if it has not ended in time."""
-    pieces, poll = [], select.poll()
+    pieces: list[bytes] = []
+    poll = select.poll()
     poll.register(reader, select.POLLIN)
     while True:
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):

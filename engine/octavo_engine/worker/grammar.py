@@ -61,7 +61,7 @@ class Grammar:
 
 
 class GrammarMasks:
-    """The masks of a step's rows, all in one parallel call."""
+    """The masks of a step's rows, worked out side by side: in one call, or in two if some rows have drafts."""
 
     def __init__(self, vocab_size: int, threads: int) -> None:
         """`threads`: how many compute masks, from the first step that needs some."""
@@ -76,16 +76,26 @@ class GrammarMasks:
 
         Behind a draft that its grammar forbids the masks allow everything: nothing there can be accepted.
         """
-        rows, jobs, size = [], [], 0
+        rows: list[RowSampling] = []
+        plain: list[tuple[LLMatcher, int]] = []
+        drafted: list[tuple[LLMatcher, int, list[int]]] = []
+        size = 0
         for row, grammar in zip(asked, grammars, strict=True):
             if grammar is None:
                 rows.append(row)
                 continue
             rows.append(row._replace(mask=size))
-            jobs.append((grammar.matcher, size, list(row.drafts)))
+            if row.drafts:
+                drafted.append((grammar.matcher, size, list(row.drafts)))
+            else:
+                plain.append((grammar.matcher, size))
             size += 1 + len(row.drafts)
         masks = np.full((size, self._words), -1, dtype=np.int32)
-        self._pool().unsafe_compute_mask_ptr_with_draft_token(jobs, masks.ctypes.data, 4 * self._words, size)
+        where = (masks.ctypes.data, 4 * self._words, size)
+        if plain:
+            self._pool().unsafe_compute_mask_ptr(plain, *where)
+        if drafted:
+            self._pool().unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
         return rows, masks
 
     def _pool(self) -> LLExecutor:

@@ -16,7 +16,7 @@ from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.sampler import RowSampling, sample
 from octavo_engine.sampling.settings import prepare
 from octavo_kernels.cpu._native import Pool
-from tests.sampling.meaning import token_of
+from tests.sampling.meaning import masks_of, token_of
 
 SIZES = (1, 15, 16, 17, 255, 256, 257, 1000, 5003)
 FAILED = {-1: "not finite", -2: "No token is allowed"}
@@ -25,6 +25,7 @@ FAILED = {-1: "not finite", -2: "No token is allowed"}
 def row(vocab: int, kind: dict[str, Any], position: int | None = None) -> RowSampling:
     options = dict(kind)
     prompt, output = options.pop("prompt", ()), options.pop("output", ())
+    options.pop("grammar", None)
     prepared = prepare(vocab, **({"seed": 0} | options))
     tokens = np.array([*prompt, *output], dtype=np.int32)
     counts = TokenCounts(vocab, tokens, len(prompt)) if prepared.penalised else None
@@ -40,7 +41,10 @@ def require_meaning(
     pool: Pool, logits: NDArray[np.float32], kinds: list[dict[str, Any]], tokens: list[int] | None = None
 ) -> None:
     """Sample each row of logits [R, V] as its kind says, all in one call."""
-    results = sample(logits, [row(logits.shape[1], kind) for kind in kinds], pool)
+    vocab = logits.shape[1]
+    first, masks = masks_of([kind.get("grammar") for kind in kinds], vocab)
+    rows = [row(vocab, kind)._replace(mask=mask) for kind, mask in zip(kinds, first, strict=True)]
+    results = sample(logits, rows, pool, masks)
     for index, (result, kind, wanted) in enumerate(zip(results, kinds, tokens or meaning(logits, kinds), strict=True)):
         if wanted < 0:
             assert not result.tokens
@@ -71,6 +75,7 @@ def kinds(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
         "held_back_ids": draw(ids),
         "logit_bias": draw(st.dictionaries(st.integers(0, vocab - 1), st.floats(-100, 100, width=32), max_size=3)),
         "allowed_token_ids": draw(st.just([]) | ids),
+        "grammar": draw(st.none() | ids),
         "prompt": draw(ids),
         "output": draw(ids),
     }
