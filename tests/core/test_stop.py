@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo_engine.core.step import RowResult, StepResult
 from octavo_engine.core.stop import Stop, StopRule, check_stop
 from tests.core.drive import EOS, Drive, continuation, next_token
 
@@ -75,3 +76,26 @@ def test_eos_inside_accepted_drafts_ends_the_sequence_there():
     drive.finish()
     assert drive.text(sequence) == (text[0], text[1], EOS)
     assert drive.end(sequence).finish == "stop"
+
+
+@pytest.mark.parametrize(("max_tokens", "count"), [(20, 3), (3, 3), (2, 2)])
+def test_a_complete_text_is_a_stop_even_on_the_last_permitted_token(max_tokens, count):
+    drive = Drive()
+    sequence = drive.submit(range(4), max_tokens)
+    for _ in range(count):
+        plan = drive.scheduler.schedule()
+        done = len(drive.text(sequence)) == 2
+        result = StepResult(plan.number, (RowResult((7,), complete=done),))
+        drive.events += drive.scheduler.commit(plan, result)
+    assert drive.text(sequence) == (7,) * count
+    assert drive.end(sequence).finish == ("stop" if count == 3 else "length")
+    drive.scheduler.assert_idle()
+
+
+def test_a_stop_token_before_the_text_was_complete_ends_it_there():
+    drive = Drive()
+    sequence = drive.submit(range(4), stop=StopRule(20, stop_token_ids=(8,)))
+    plan = drive.scheduler.schedule()
+    drive.events += drive.scheduler.commit(plan, StepResult(plan.number, (RowResult((8, 9), complete=True),)))
+    assert drive.text(sequence) == (8,)
+    assert drive.end(sequence).stop_reason == 8

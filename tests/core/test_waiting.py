@@ -94,3 +94,17 @@ def test_a_request_that_waits_for_its_grammar_holds_up_nobody():
     drive.scheduler.unblock(slow)
     drive.finish()
     assert len(drive.text(slow)) == 2
+
+
+def test_what_a_sequence_waits_for_may_not_come():
+    drive = Drive(max_num_seqs=1)
+    sequence = drive.submit(range(3), 2, n=2, blocked=BlockReason.GRAMMAR)
+    event = drive.scheduler.give_up(sequence, "no such grammar")
+    assert event is not None
+    assert (event.finish, event.detail) == ("error", "no such grammar")
+    assert drive.scheduler.give_up(sequence, "again") is None
+    assert not drive.scheduler.unblock(sequence)
+    assert drive.scheduler.unblock(sequence + 1)
+    assert not drive.scheduler.unblock(sequence + 1), "it waits for nothing any more"
+    drive.finish()
+    drive.scheduler.assert_idle()

@@ -6,6 +6,7 @@ A compiler's work cannot be broken off from inside, and what it needs cannot be 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import resource
@@ -75,7 +76,7 @@ class _Bytes:
     special_token_ids = (256,)
 
     def __init__(self) -> None:
-        self.tokens = [*(bytes([byte]) for byte in range(256)), b""]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"<|no token of a grammar|>"]
 
     def __call__(self, text: str) -> list[int]:
         return list(text.encode())
@@ -148,6 +149,9 @@ def _be_the_child(constraint: Constraint, writer: int, allowance: Allowance) -> 
     """Compile within the allowance, write the answer, and end. Whatever goes wrong shows by its absence."""
     try:
         gc.disable()
+        faulthandler.disable()
+        # What is wrong is told to whoever sent it: no client may fill the log.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (allowance.cpu_seconds, allowance.cpu_seconds + 1))
