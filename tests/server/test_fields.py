@@ -42,7 +42,7 @@ def summary(answer: dict[str, Any]) -> Any:
 
 ASKING: dict[str, Any] = {
     "echo": True, "suffix": "x", "best_of": 2, "n": 2,
-    "response_format": {"type": "json_object"}, "tools": [{"type": "function"}], "tool_choice": "required",
+    "tools": [{"type": "function"}], "tool_choice": "required",
     "use_beam_search": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "add_generation_prompt": False, "continue_final_message": True, "add_special_tokens": True,
     "modalities": ["audio"], "length_penalty": 0.5, "verbosity": "low",
@@ -88,6 +88,12 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 10},
     "logit_bias": {"logit_bias": {"97": 100}},
     "allowed_token_ids": {"allowed_token_ids": [97]},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"regex": "[0-9]{5}"}},
+    "guided_json": {"guided_json": {"type": "boolean"}},
+    "guided_regex": {"guided_regex": "[0-9]{5}"},
+    "guided_choice": {"guided_choice": ["yes", "no"]},
+    "guided_grammar": {"guided_grammar": "root ::= [0-9]"},
 }
 
 

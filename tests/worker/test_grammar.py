@@ -1,5 +1,6 @@
 """Requests with a grammar through the engine's loop: what they write, in any company, and what their faults cost."""
 
+import itertools
 import json
 import re
 import threading
@@ -151,12 +152,37 @@ def test_company_changes_nothing(backend, quiet, depth, budget):
         require_same(client, quiet)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preemption_changes_nothing(backend, quiet, depth):
-    with engine(backend, blocks=12, max_model_len=128, depth=depth, watermark=0.0) as client:
+def test_static_batching_changes_nothing(backend, quiet):
+    with engine(backend, policy="static", max_num_seqs=4) as client:
         submit_all(client)
         require_same(client, quiet)
-        assert client.snapshot.preemptions > 3
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preemption_changes_nothing(backend, quiet, depth):
+    def preempt_all_now_and_then(scheduler):
+        plan, turns = scheduler.schedule, itertools.count()
+
+        def schedule():
+            if next(turns) % 5 == 4:
+                for sequence in list(scheduler.running):
+                    scheduler.preempt(sequence.id)
+            return plan()
+
+        scheduler.schedule = schedule
+
+    with engine(backend, depth=depth, max_num_batched_tokens=2048, max_num_seqs=32) as client:
+        preempt_all_now_and_then(client.scheduler)
+        submit_all(client)
+        require_same(client, quiet)
+        assert client.snapshot.preemptions > 3 * len(KEYS)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_small_pool_changes_nothing(backend, quiet, depth):
+    with engine(backend, blocks=9, max_model_len=128, depth=depth, watermark=0.0) as client:
+        submit_all(client)
+        require_same(client, quiet)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
