@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo_engine import contract
-from tests.server.launch import Server, finish_reasons, read_stream, text_of
+from tests.server.launch import Server, finish_reasons, read_stream, serving, text_of, wait_until
 from tests.server.test_constraints import BAD, COSTLY
 from tests.server.test_refusals import check_error, live_streams, quiet_texts
 
@@ -173,3 +173,13 @@ def test_neither_process_imports_torch_for_a_grammar(server: Server) -> None:
     server.post(COMPLETIONS, body_of(COMPLETIONS, guided_choice=["a"]))
     for process in (server.process.pid, server.engine().pid, *(child.pid for child in server.tokenisers())):
         assert "libtorch" not in Path(f"/proc/{process}/maps").read_text()
+
+
+def test_an_engine_that_was_started_again_knows_the_tokens_too(tmp_path: Path) -> None:
+    with serving(tmp_path, "scripted://?eos=0", "--drain-propagation", "0") as server:
+        for _ in range(2):
+            answer = server.post(COMPLETIONS, body_of(COMPLETIONS, guided_choice=["ab"])).json()
+            assert texts_of(answer) == ["ab"]
+            server.engine().kill()
+            wait_until(lambda: server.status("/ready") == 503, 20, "its end noticed")
+            wait_until(lambda: server.status("/ready") == 200, 60, "ready")
