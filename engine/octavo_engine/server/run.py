@@ -219,15 +219,10 @@ class ApiProcess:
 
     async def _get_ready(self, model: str, vocabulary: Path, client: EngineClient, url: str) -> None:
         self._pool = pool = TokenizePool(model)
-
-        def load() -> TextModel:
-            text_model = load_tokenizer(model)
-            no_text = text_model.special_ids | text_model.control_ids
-            write_vocabulary(vocabulary, Vocabulary(list(text_model.token_bytes), tuple(sorted(no_text))))
-            return text_model
-
         try:
-            self._state.text_model, _ = await asyncio.gather(in_thread(load), pool.start())
+            self._state.text_model, _ = await asyncio.gather(
+                in_thread(lambda: _load_text_model(model, vocabulary)), pool.start()
+            )
         except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
             raise StartError(f"The tokenizer cannot be loaded: {error}") from error
         self._state.jobs = pool
@@ -276,3 +271,11 @@ def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+
+
+def _load_text_model(model: str, vocabulary: Path) -> TextModel:
+    """Load the text side of a model, and write its tokens down for the engine."""
+    text_model = load_tokenizer(model)
+    no_text = text_model.special_ids | text_model.control_ids
+    write_vocabulary(vocabulary, Vocabulary(list(text_model.token_bytes), tuple(sorted(no_text))))
+    return text_model
