@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,3 +46,20 @@ def test_the_engine_takes_weights_and_cache_and_little_more(server: Server) -> N
     server.post("/v1/chat/completions", GREEDY)
     weights = 97 << 20
     assert server.engine().memory_full_info().pss < weights + CACHE + (120 << 20)
+
+
+def test_a_schema_is_obeyed_with_tokens_of_many_bytes(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"country": {"type": "string", "maxLength": 20}, "capital": {"enum": ["Paris", "London"]}},
+        "required": ["country", "capital"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "capital", "schema": schema}}
+    for fields in ({}, {"temperature": 1.5, "seed": 1}, {"temperature": 1.5, "seed": 2}):
+        body = {**GREEDY, "max_tokens": 80, "response_format": wanted, **fields}
+        (choice,) = server.post("/v1/chat/completions", body).json()["choices"]
+        answer = json.loads(choice["message"]["content"])
+        assert list(answer) == ["country", "capital"]
+        assert answer["capital"] in ("Paris", "London")
+        assert choice["finish_reason"] == "stop"

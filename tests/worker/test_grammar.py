@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
-from octavo_engine.ipc.vocabulary import Vocabulary
+from octavo_engine.core.step import RowResult
+from octavo_engine.ipc.scores import read_scores
+from octavo_engine.ipc.vocabulary import Vocabulary, read_vocabulary, write_vocabulary
 from octavo_engine.server.grammar import serialised
 from octavo_engine.server.protocol.constraints import read_choice, read_grammar, read_regex, read_schema
 from octavo_engine.worker import grammar_compiler
 from octavo_engine.worker.backends.scripted import build_scripted
+from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from tests.core.drive import Guesses
 from tests.worker import harness
 from tests.worker.backends import BACKENDS
+from tests.worker.driver import Driver
 
 EOS = 256
 PIECES = [b'{"', b'": ', b'", "', b'"}', b'": "', b"name", b"na", b"age", b'"name": "', b"true", b"12", b" ", b"\n  "]
@@ -234,6 +238,62 @@ def test_the_last_permitted_token_may_end_the_text():
         assert (client.finish[1, 0], client.finish[2, 0]) == ("stop", "length")
 
 
+# --- the runner, by plans written by hand -----------------------------------------------------------------------
+def driven(grammar_text, **settings):
+    """A driver, a sequence in it that has sampled its first token, and its grammar."""
+    driver = Driver(build_scripted("scripted://?eos=0"))
+    live = driver.live(prompt_of(1), temperature=0.0, **settings)
+    (grammar,) = GrammarCompiler(tokens, driver.executable.vocab_size, (EOS,)).compile(grammar_text, 1)
+    driver.runner.register(live.sequence, driver.runner._settings[live.sequence], grammar)
+    driver.step([(live, driver.row(live))], admitted=[driver.admission(live)])
+    return driver, live, grammar
+
+
+def test_a_grammar_follows_sampled_tokens_not_planned_ones():
+    driver, live, grammar = driven(serialised(read_choice(["abcd"])))
+    assert grammar._tokens == live.text == [97]
+    row = driver.row(live)
+    ahead = row._replace(start=row.start + 2)
+    results = driver.runner.execute(driver.plan([ahead])).rows
+    assert results == (RowResult(),), "it was planned on tokens that never came"
+    assert grammar._tokens == [97]
+    driver.step([(live, row._replace(discard=True))])
+    assert grammar._tokens == [97], "what is discarded is nobody's text"
+    live.computed = row.start
+    driver.step([(live, driver.row(live))])
+    assert grammar._tokens == live.text == [97, 98]
+
+
+def test_only_accepted_drafts_advance_a_grammar():
+    driver, live, grammar = driven(serialised(read_choice(["abcdefgh"])))
+    driver.step([(live, driver.row(live, drafts=[98, 99, 65, 101]))])
+    assert grammar._tokens == live.text == list(b"abcd")
+
+
+def test_drafts_behind_a_grammar_s_end_never_happened():
+    driver, live, grammar = driven(serialised(read_choice(["abc"])), logprobs=0)
+    row = driver.row(live, drafts=[98, 99, 100, 101])
+    (result,) = driver.runner.execute(driver.plan([row])).rows
+    assert (result.tokens, result.complete) == ((98, 99), True)
+    assert len(read_scores(result.logprobs, 0)) == 2
+    behind = row._replace(start=row.start + 3, num_tokens=1, drafts=())
+    assert driver.runner.execute(driver.plan([behind])).rows == (RowResult(),)
+    assert grammar.complete
+    assert not grammar.failure
+
+
+def test_a_grammar_resumes_wherever_its_sequence_is():
+    driver, live, grammar = driven(serialised(read_choice(["abcdefgh"])))
+    driver.step([(live, driver.row(live, drafts=[98, 99]))])
+    for known in (4, 2, 3, 0):
+        tokens_known = list(b"abcdefgh"[:known])
+        grammar.resume(tokens_known)
+        assert grammar._tokens == tokens_known
+        grammar.accept(list(b"abcdefgh"[known:]))
+        assert grammar.complete
+        assert not grammar.failure
+
+
 # --- waiting for a grammar --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("depth", [1, 2])
 def test_others_go_on_while_a_grammar_is_compiled(depth):
@@ -317,3 +377,15 @@ def test_special_tokens_never_stand_in_a_text():
             client.submit(seed, prompt_of(seed), max_tokens=60, grammar=regex("(?s:.{20,})"), **wanted)
         client.wait_finished(*((seed, 0) for seed in range(6)))
         assert not any({257, 258} & set(client.tokens[seed, 0]) for seed in range(6))
+
+
+def test_the_model_s_tokens_come_through_their_file(tmp_path):
+    path = tmp_path / "vocabulary"
+    write_vocabulary(path, tokens())
+    assert read_vocabulary(path) == tokens()
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(path.read_bytes()[:-1])
+    with harness.engine(build_scripted("scripted://?eos=0"), 64, tokens=lambda: read_vocabulary(path)) as client:
+        client.submit(1, prompt_of(1), grammar=regex("a"))
+        client.wait_finished((1, 0))
+        assert "cannot be read" in client.detail[1, 0]
