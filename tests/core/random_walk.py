@@ -1,9 +1,9 @@
 """A random walk over the scheduler, the runner and the scripted model, in a tiny cache.
 
-Submissions, steps, aborts, preemptions, failing rows and failing steps in any order, with one and two plans in flight,
-with drafts and without, in every way of allocating and sharing. Every sequence that comes through must have written
-what it writes alone in a large cache, and in the end nothing may be held. `python -m tests.core.random_walk
---operations 10000` prints the figures.
+Submissions (some with a grammar), steps, aborts, preemptions, failing rows and failing steps in any order, with one and
+two plans in flight, with drafts and without, in every way of allocating and sharing. Every sequence that comes through
+must have written what it writes alone in a large cache, and in the end nothing may be held. `python -m
+tests.core.random_walk --operations 10000` prints the figures.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.core.walk_cases import (
     BLOCK,
     BUDGET,
     CASES,
+    GRAMMARS,
     MAX_LEN,
     NAN_TOKEN,
     RAISE_TOKEN,
@@ -36,6 +37,7 @@ from tests.core.walk_cases import (
     Case,
     Ending,
     build_model,
+    make_compiler,
     make_config,
 )
 
@@ -57,6 +59,7 @@ class Figures:
     hits: int = 0
     held_back: int = 0
     scored: int = 0
+    grammars: int = 0
     survivors: int = 0
 
     def add(self, other: Figures) -> None:
@@ -81,6 +84,7 @@ class Walk:
             make_config(case, model, num_blocks, max_queue_requests=24), Guesses(self.propose) if case.drafts else None
         )
         self.alone = Alone(case)
+        self.compiler = make_compiler()
         self.figures = Figures()
         self.in_flight: deque[StepPlan] = deque()
         self.computed: deque[StepResult | StepError] = deque()
@@ -149,17 +153,20 @@ class Walk:
             blocked=BlockReason.GRAMMAR if draw.random() < 0.1 else None,
         )
         settings = [self._settings(stop, choice) for choice in range(choices)]
-        for sequence, setting in zip(sequences, settings, strict=True):
-            self.runner.register(sequence, setting)
+        text = draw.choice(GRAMMARS) if draw.random() < 0.3 else ""
+        self.figures.grammars += bool(text)
+        grammars, apart = ([*self.compiler.compile(text, choices)] if text else [None] * choices for _ in range(2))
+        for sequence, setting, grammar in zip(sequences, settings, grammars, strict=True):
+            self.runner.register(sequence, setting, grammar)
         refusal = self.scheduler.submit(request)
         if isinstance(refusal, Refusal):
             assert (refusal.reason == "never_fits") == (len(prompt) >= MAX_LEN) or refusal.reason == "queue_full"
             self.figures.refused += 1
             return
-        for sequence, setting in zip(sequences, settings, strict=True):
+        for sequence, setting, grammar in zip(sequences, settings, apart, strict=True):
             # Only the first choice scores the prompt.
             own = request._replace(needs_all_positions=request.needs_all_positions and sequence == sequences[0])
-            self.expected[sequence] = Ending((), "", -1) if doomed else self.alone.run(own, setting)
+            self.expected[sequence] = Ending((), "", -1) if doomed else self.alone.run(own, setting, grammar)
             self.full[sequence] = prompt + self.expected[sequence].tokens
             self.written[sequence] = []
             self.scores[sequence] = self.logprobs[sequence] = b""

@@ -36,7 +36,7 @@ def test_the_walk_meets_everything_it_is_there_for():
     for index in (0, 8, 9):
         figures.add(Walk(CASES[index], seed=100 + index).run(OPERATIONS))
     assert set(figures.endings) == {"stop", "length", "abort", "error"}
-    assert min(figures.refused, figures.recomputed, figures.held_back, figures.scored) > 0
+    assert min(figures.refused, figures.recomputed, figures.held_back, figures.scored, figures.grammars) > 0
     assert figures.preemptions > figures.forced > 0
 
 

@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 from octavo_engine.core.config import CacheGroup, Request, SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.ipc.vocabulary import Vocabulary
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.backends.scripted import ScriptedExecutable, build_scripted
+from octavo_engine.worker.backends.scripted_uri import EOS_TOKEN, MIN_VOCABULARY
+from octavo_engine.worker.grammar import Grammar
+from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.runner import Runner
 
 BLOCK = 4
@@ -17,6 +21,12 @@ BUDGET = 24
 WINDOW = 10
 NAN_TOKEN, RAISE_TOKEN = 1, 2
 MODEL = f"scripted://?block_size={BLOCK}&max_len={MAX_LEN}&eos=0.03&nan={NAN_TOKEN}&raise={RAISE_TOKEN}"
+
+
+GRAMMARS = tuple(
+    f'{{"grammars": [{{"lark_grammar": "%llguidance {{\\"no_forcing\\": true}}\\nstart: /{regex}/"}}]}}'
+    for regex in ("[a-z ]{3,9}", "([a-m]|[n-z ][n-z ]?){2,12}[.!?]", "e{0,40}", "(the|of|a) [etaoin]+")
+)
 
 
 class Case(NamedTuple):
@@ -82,6 +92,12 @@ def make_config(case: Case, model: ScriptedExecutable, num_blocks: int, **change
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 
 
+def make_compiler() -> GrammarCompiler:
+    tokens = [bytes([byte]) for byte in range(256)] + [b""] * (MIN_VOCABULARY - 256)
+    special = tuple(range(256, MIN_VOCABULARY))
+    return GrammarCompiler(lambda: Vocabulary(tokens, special), MIN_VOCABULARY, (EOS_TOKEN,))
+
+
 class Alone:
     """The truth: each sequence run by itself in a large cache, one plan at a time, nothing shared."""
 
@@ -92,10 +108,10 @@ class Alone:
         self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
         self._next = 0
 
-    def run(self, request: Request, settings: SamplingSettings) -> Ending:
+    def run(self, request: Request, settings: SamplingSettings, grammar: Grammar | None) -> Ending:
         """Return what `request`'s one choice writes."""
         self._next += 1
-        self.runner.register(self._next, settings)
+        self.runner.register(self._next, settings, grammar)
         assert self.scheduler.submit(request._replace(sequences=(self._next,), blocked=None)) is None
         tokens: list[int] = []
         scores, logprobs = b"", b""
