@@ -18,7 +18,8 @@ from octavo_engine.worker.cgroup import compute_threads, cpu_quota, memory_limit
 
 _ISA: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _PACKAGES: Final = (
-    "octavo", "fastapi", "uvicorn", "pyzmq", "msgspec", "numpy", "tokenizers", "safetensors", "gguf", "llguidance", "torch", "triton",
+    "octavo", "fastapi", "uvicorn", "pyzmq", "msgspec", "numpy", "tokenizers", "safetensors", "gguf", "llguidance",
+    "torch", "triton",
 )  # fmt: skip
 
 Row = tuple[str, str]
