@@ -175,6 +175,10 @@ def serve(
             f"{contract.ENGINE_RESTART_WINDOW_SECONDS // 60} minutes; after that the server ends.",
         ),
     ] = contract.ENGINE_RESTARTS,
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3", "mistral", "none"],
+        typer.Option(help="Format of the model's tool calls; auto: told by its chat template."),
+    ] = "auto",
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
     ] = "info",
@@ -199,6 +203,7 @@ def serve(
         drain_timeout=drain_timeout,
         health_timeout=health_timeout,
         engine_restarts=engine_restarts,
+        tool_call_parser=tool_call_parser,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,
     )

@@ -18,6 +18,7 @@ from octavo_engine.server.protocol.responses import Delta, Style
 from octavo_engine.server.state import ServerState
 from octavo_engine.server.texts import Texts
 from octavo_engine.server.tokenizer import TextModel
+from octavo_engine.server.tool_calls.choice import CallDelta
 
 log = logging.getLogger(__name__)
 
@@ -142,17 +143,19 @@ async def _stream(exchange: Exchange, answer: Texts, style: Style) -> None:
 async def _whole(exchange: Exchange, answer: Texts, style: Style) -> None:
     texts: dict[int, list[str]] = {}
     scored: dict[int, list[Scored]] = {}
+    calls: dict[int, list[CallDelta]] = {}
     ended: dict[int, Delta] = {}
     async for deltas in answer.deltas():
         for delta in deltas:
             texts.setdefault(delta.choice, []).append(delta.text)
             scored.setdefault(delta.choice, []).extend(delta.scored)
+            calls.setdefault(delta.choice, []).extend(delta.calls)
             if delta.finish is not None:
                 ended[delta.choice] = delta
         await asyncio.sleep(0)  # thousands of tokens in one go must not hold the loop
     best = answer.best_choices()
     wholes = [
-        ended[choice]._replace(choice=index, text="".join(texts[choice]), scored=scored[choice])
+        ended[choice]._replace(choice=index, text="".join(texts[choice]), scored=scored[choice], calls=calls[choice])
         for index, choice in enumerate(best)
     ]
     await exchange.respond(200, style.whole(wholes, answer.usage(), answer.prompt_logprobs(best)), {})

@@ -8,17 +8,22 @@ import msgspec
 
 from octavo_engine.ipc.messages import SamplingParams, StopRule
 from octavo_engine.server.errors import ApiError
+from octavo_engine.server.tool_calls.formats import Setting, ToolUse
 
 Route = Literal["completions", "chat", "tokenize", "detokenize"]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the loaded model allows. `pool_tokens` is the size of the KV pool in tokens."""
+    """What the loaded model allows, and the settings a request is read under.
+
+    `pool_tokens` is the size of the KV pool in tokens.
+    """
 
     served_names: tuple[str, ...]
     max_model_len: int
     vocab_size: int
     pool_tokens: int
+    tool_call_parser: Setting = "auto"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -35,7 +40,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
     Of the `n` choices that are generated for each prompt the `best` ones are answered. `logprobs` and `prompt_logprobs`
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
-    text begins with the prompt; with `only_echo` nothing is generated behind it.
+    text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
+    the answers, if there can be any.
     """
 
     model: str
@@ -54,6 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     prompt_logprobs: int = -1
     echo: bool = False
     only_echo: bool = False
+    tool_use: ToolUse | None = None
 
     @property
     def prompt_alternatives(self) -> int:

@@ -18,7 +18,10 @@ from octavo_engine.server.protocol import tables
 from octavo_engine.server.protocol.constraints import the_constraint
 from octavo_engine.server.protocol.fields import read_fields
 from octavo_engine.server.protocol.json_body import parse_object
+from octavo_engine.server.protocol.messages import text_bytes
 from octavo_engine.server.tokenizer import EncodingError, TemplateError, TextModel
+from octavo_engine.server.tool_calls.formats import ToolUse
+from octavo_engine.server.tool_calls.request import read_tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` in completions; in chat it is the rest of the context."""
@@ -56,8 +59,10 @@ def _generation(
     if values["prompt_logprobs"] >= 0 and values["stream"]:
         raise invalid("'prompt_logprobs' is not told in a stream.", param="prompt_logprobs", code="invalid_value")
     _check_token_ids(values, limits)
+    tool_use: ToolUse | None = None
     if job.route == "chat":
-        prompts = [_chat_prompt(values, body, limits, text_model)]
+        tool_use = read_tool_use(values, text_model.chat_template_source, limits.tool_call_parser)
+        prompts = [_chat_prompt(values, body, limits, text_model, tool_use)]
     else:
         prompts = _text_prompts(values, body, limits, text_model)
     if len(prompts) * generated > contract.MAX_PROMPTS:
@@ -95,6 +100,7 @@ def _generation(
         prompt_logprobs=prompt_logprobs,
         echo=bool(values.get("echo")),
         only_echo=only_echo,
+        tool_use=tool_use,
     )
 
 
@@ -238,12 +244,14 @@ def _encode(text: str, add_special_tokens: bool, text_model: TextModel) -> list[
     return text_model.encode_prompt(text) if add_special_tokens else text_model.encode_user(text)
 
 
-def _chat_prompt(values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel) -> Sequence[int]:
+def _chat_prompt(
+    values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel, tool_use: ToolUse | None
+) -> Sequence[int]:
     messages = values["messages"]
     if messages is None:
         raise _missing("messages", body)
-    _check_bytes(sum(len(message["content"].encode()) for message in messages), limits, text_model, "messages")
-    ids = _render(messages, True, text_model)
+    _check_bytes(text_bytes(messages), limits, text_model, "messages")
+    ids = _render(messages, True, text_model, values["tools"] if tool_use else None)
     _check_fits(len(ids), limits, "messages")
     return ids
 
@@ -253,9 +261,11 @@ def _missing(name: str, body: dict[str, Any]) -> ApiError:
     return invalid(f"'{name}' {what}.", param=name, code="missing_required_parameter")
 
 
-def _render(messages: list[dict[str, str]], add_generation_prompt: bool, text_model: TextModel) -> Sequence[int]:
+def _render(
+    messages: list[dict[str, Any]], add_generation_prompt: bool, text_model: TextModel, tools: list[Any] | None
+) -> Sequence[int]:
     try:
-        return text_model.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+        return text_model.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
     except TemplateError as error:
         raise invalid(f"The chat template refused the messages: {error}", error.param, "invalid_value") from None
     except EncodingError as error:
@@ -290,8 +300,10 @@ def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer
         special = values["add_special_tokens"]
         ids = _encode(prompt, special is not False, text_model)
     else:
-        _check_bytes(sum(len(message["content"].encode()) for message in messages), limit, text_model, "messages")
-        ids = _render(messages, values["add_generation_prompt"], text_model)
+        _check_bytes(text_bytes(messages), limit, text_model, "messages")
+        choices = {"tool_choice": "auto", "parallel_tool_calls": True}
+        tool_use = read_tool_use({**values, **choices}, text_model.chat_template_source, limit.tool_call_parser)
+        ids = _render(messages, values["add_generation_prompt"], text_model, values["tools"] if tool_use else None)
     texts = (
         [text_model.token_bytes[token].decode("utf-8", "replace") for token in ids]
         if values["return_token_strs"]

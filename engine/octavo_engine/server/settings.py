@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from octavo_engine import contract
+from octavo_engine.server.tool_calls.formats import Setting
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,5 +26,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = contract.DEFAULT_DRAIN_TIMEOUT_SECONDS
     health_timeout: float = 30.0
     engine_restarts: int = contract.ENGINE_RESTARTS
+    tool_call_parser: Setting = "auto"
     max_queue_requests: int = 1024
     max_queue_tokens: int = 1_048_576

@@ -60,4 +60,5 @@ class ServerState:
             loaded.max_model_len,
             loaded.vocab_size,
             loaded.num_blocks * loaded.block_size,
+            self.settings.tool_call_parser,
         )

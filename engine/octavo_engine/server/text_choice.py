@@ -27,10 +27,14 @@ class TextChoice:
         include_stop: bool,
         min_tokens: int,
         alternatives: int = -1,
+        shown: tuple[str, ...] = (),
     ) -> None:
-        """Begin an empty text after `prompt_ids`. `alternatives`: of each token's score, -1 without scores."""
+        """Begin an empty text after `prompt_ids`. `alternatives`: of each token's score, -1 without scores.
+
+        shown: special tokens that are part of the text.
+        """
         self._text_model = text_model
-        self._detokenizer = text_model.detokenizer(prompt_ids)
+        self._detokenizer = text_model.detokenizer(prompt_ids, shown)
         self._stops = StopStrings(stop_strings, include_stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens

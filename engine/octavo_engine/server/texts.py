@@ -13,6 +13,8 @@ from octavo_engine.server.protocol.responses import Delta, Usage, usage
 from octavo_engine.server.text_choice import TextChoice
 from octavo_engine.server.ticket import Output, Ticket
 from octavo_engine.server.tokenizer import TextModel
+from octavo_engine.server.tool_calls.choice import ChoiceCalls, Told
+from octavo_engine.server.tool_calls.formats import TAGS
 
 _CONTEXT_TOKENS = 16
 """Enough of the prompt for a detokenizer to see an unfinished character."""
@@ -30,12 +32,16 @@ class Texts:
         self._waiting: dict[int, Output] = {}
         """Outputs of choices whose prompt is not scored to its end."""
         self.token_bytes = text_model.token_bytes
-        rule = (prepared.stop_strings, prepared.include_stop, prepared.stop.min_tokens, prepared.sampling.logprobs)
+        use = prepared.tool_use
+        tags = text_model.special_among(TAGS[use.format]) if use else ()
+        stop = prepared.stop_strings, prepared.include_stop, prepared.stop.min_tokens
+        rule = (*stop, prepared.sampling.logprobs, tags)
         self._choices = [
             TextChoice(text_model, () if prepared.echo else prompt[-_CONTEXT_TOKENS:], *rule)
             for prompt in self._prompts
             for _ in range(prepared.n)
         ]
+        self._calls = [ChoiceCalls(use, tags) for _ in self._choices] if use else []
         self._to_echo = set(range(len(self._choices))) if prepared.echo else set()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -53,10 +59,18 @@ class Texts:
                 if choice.finish_reason is not None:
                     going -= 1
                 scored = choice.take_scored() if self._prepared.logprobs >= 0 else []
-                if text or scored or choice.finish_reason is not None:
-                    deltas.append(Delta(index, text, choice.finish_reason, choice.stop_reason, scored))
+                told = self._told(index, text)
+                if told.text or told.calls or scored or told.finish is not None:
+                    deltas.append(Delta(index, told.text, told.finish, choice.stop_reason, scored, told.calls))
             if deltas:
                 yield deltas
+
+    def _told(self, index: int, text: str) -> Told:
+        """Return what new text of a choice is: content, unless tool calls are looked for."""
+        choice = self._choices[index]
+        if not self._calls:
+            return Told(text, (), choice.finish_reason)
+        return self._calls[index].take(text, choice.finish_reason, choice.stopped_by_text)
 
     def usage(self) -> Usage:
         """Return the totals so far."""

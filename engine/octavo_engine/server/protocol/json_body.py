@@ -68,6 +68,16 @@ def _check_nesting_and_characters(value: Any) -> None:
             pending.extend((member, depth + 1) for member in item if not isinstance(member, int | float))
 
 
+def parse_text(text: str) -> Any:
+    """Return the value of a JSON text from within a body. Raises ValueError on anything else."""
+    try:
+        value = _DECODER.decode(text.strip(" \t\r\n"))
+        _check_nesting_and_characters(value)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """Return the body's JSON object. Raises ApiError (400) on anything else; the message never quotes much of it."""
     try:

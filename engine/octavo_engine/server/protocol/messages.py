@@ -1,40 +1,100 @@
-"""Chat messages: the shapes that are understood, flattened to role and text."""
+"""Chat messages: the shapes that are understood, flattened to role, text, and what belongs to tool calls."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from octavo_engine.server.protocol.fields import Unreadable
+from octavo_engine.server.protocol.tools import MAX_TOOLS, function_name
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MAX_CALL_ID_CHARACTERS: Final = 256
+_ROLES: Final = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 """`developer` is the newer name of `system`; templates know the older one."""
 
 
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """Return `[{"role", "content"}]`, content a string. Raises Unreadable with the path of what is at fault."""
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Return `[{"role", "content"}]`, content a string. Raises Unreadable with the path of what is at fault.
+
+    An assistant's message may have `tool_calls`, at least one; a tool's has the `tool_call_id` of one of those before
+    it, and that function's `name`.
+    """
     if not isinstance(value, list) or not value:
         raise Unreadable("must be a list of at least one message")
     if len(value) > MAX_MESSAGES:
         raise Unreadable(f"may have at most {MAX_MESSAGES} messages")
-    return [_message(item, f"[{index}]") for index, item in enumerate(value)]
+    called: dict[str, str] = {}
+    return [_message(item, f"[{index}]", called) for index, item in enumerate(value)]
 
 
-def _message(value: Any, path: str) -> dict[str, str]:
+def text_bytes(messages: list[dict[str, Any]]) -> int:
+    """Return how many bytes of UTF-8 the messages' texts and calls have."""
+    texts = [message["content"] for message in messages]
+    texts += [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+    return sum(len(text.encode()) for text in texts)
+
+
+def _message(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
+    """Read a message. `called`: the functions called before it by the calls' ids, to which its own are added."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object with 'role' and 'content'", path)
     role = value.get("role")
-    if role in ("tool", "function"):
-        raise Unreadable("is a tool's answer: tools are not supported yet", f"{path}.role")
+    if role == "function":
+        raise Unreadable("is not supported here; use 'tool'", f"{path}.role")
     if not isinstance(role, str) or role not in _ROLES:
         raise Unreadable(f"must be one of {', '.join(_ROLES)}", f"{path}.role")
-    for name in ("tool_calls", "function_call"):
-        if value.get(name) not in (None, []):
-            raise Unreadable("is not supported yet", f"{path}.{name}")
-    if "content" not in value:
+    if value.get("function_call") is not None:
+        raise Unreadable("is not supported here; use 'tool_calls'", f"{path}.function_call")
+    message: dict[str, Any] = {"role": _ROLES[role]}
+    calls = value.get("tool_calls")
+    if calls not in (None, []):
+        if role != "assistant":
+            raise Unreadable("belongs to an assistant's message", f"{path}.tool_calls")
+        message["tool_calls"] = _calls(calls, f"{path}.tool_calls")
+        called.update((call["id"], call["function"]["name"]) for call in message["tool_calls"])
+    elif "content" not in value:
         raise Unreadable("is missing", f"{path}.content")
-    return {"role": _ROLES[role], "content": _content(value["content"], role, f"{path}.content")}
+    if role == "tool":
+        identifier = _call_id(value.get("tool_call_id"), f"{path}.tool_call_id")
+        if identifier not in called:
+            raise Unreadable("is the id of no call in the messages before it", f"{path}.tool_call_id")
+        message |= {"tool_call_id": identifier, "name": called[identifier]}
+    message["content"] = _content(value.get("content"), role, f"{path}.content")
+    return message
+
+
+def _calls(value: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise Unreadable("must be a list of calls", path)
+    if len(value) > MAX_TOOLS:
+        raise Unreadable(f"may have at most {MAX_TOOLS} calls", path)
+    return [_call(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+
+def _call(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object with 'id', 'type' and 'function'", path)
+    if value.get("type", "function") != "function":
+        raise Unreadable("must be 'function': other kinds of calls are not supported", f"{path}.type")
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise Unreadable("must be an object with 'name' and 'arguments'", f"{path}.function")
+    name = function_name(function.get("name"), f"{path}.function.name")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        raise Unreadable("must be a string of JSON", f"{path}.function.arguments")
+    return {
+        "id": _call_id(value.get("id"), f"{path}.id"),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _call_id(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_CALL_ID_CHARACTERS:
+        raise Unreadable(f"must be a string of 1 to {MAX_CALL_ID_CHARACTERS} characters", path)
+    return value
 
 
 def _content(value: Any, role: str, path: str) -> str:

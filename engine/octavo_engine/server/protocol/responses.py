@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from octavo_engine.server.protocol.calls import streamed, whole
 from octavo_engine.server.protocol.logprobs import Scored, of_chat, of_completion
+from octavo_engine.server.tool_calls.choice import CallDelta
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,13 +40,17 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
 
 
 class Delta(NamedTuple):
-    """New text of one choice; `finish` once, with the last. `scored`: its tokens, if they are told."""
+    """New text of one choice; `finish` once, with the last. `scored`: its tokens, if they are told.
+
+    `calls`: what is new of tool calls, in a stream each at most once.
+    """
 
     choice: int
     text: str
     finish: str | None
     stop_reason: int | str | None = None
     scored: Sequence[Scored] = ()
+    calls: Sequence[CallDelta] = ()
 
 
 class Style:
@@ -102,8 +108,8 @@ class Style:
         return _encode(answer)
 
     def _chunk(self, delta: Delta) -> bytes:
-        choice, text, finish, _, scored = delta
-        if not text or finish is not None or scored or (self._chat and choice not in self._begun):
+        choice, text, finish, _, scored, calls = delta
+        if not text or finish is not None or scored or calls or (self._chat and choice not in self._begun):
             return self._event([self._chunk_choice(delta)], None)
         return b"".join((self._opening, b"%d" % choice, self._before_text, _encode(text), self._closing))
 
@@ -116,20 +122,25 @@ class Style:
     def _chunk_choice(self, delta: Delta) -> dict[str, Any]:
         if not self._chat:
             return self._choice(delta)
-        content: dict[str, str] = {}
+        content: dict[str, Any] = {}
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             content["role"] = "assistant"
-            content["content"] = delta.text
+            content["content"] = delta.text if delta.text or not delta.calls else None
         elif delta.text:
             content["content"] = delta.text
+        if delta.calls:
+            content["tool_calls"] = streamed(delta.calls)
         choice = {"index": delta.choice, "delta": content, "logprobs": self._logprobs(delta) if delta.scored else None}
         return self._ending(choice, delta)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": delta.choice}
         if self._chat:
-            choice["message"] = {"role": "assistant", "content": delta.text, "refusal": None}
+            text = delta.text if delta.text or not delta.calls else None
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            if delta.calls:
+                choice["message"]["tool_calls"] = whole(delta.calls)
         else:
             choice["text"] = delta.text
         choice["logprobs"] = self._logprobs(delta)

@@ -32,6 +32,7 @@ from octavo_engine.server.protocol.fields import (
     table,
 )
 from octavo_engine.server.protocol.messages import read_messages
+from octavo_engine.server.protocol.tools import read_tool_choice, read_tools
 
 MAX_INT32: Final = 2**31 - 1
 MAX_STOP_CHARACTERS: Final = 1024
@@ -126,6 +127,8 @@ _SAMPLING: Final[tuple[Field, ...]] = (
 
 _ELSEWHERE: Final = "is a field of another server and is not supported here"
 
+_CHAT_ONLY: Final = "is a field of chat: use /v1/chat/completions"
+
 _OF_OTHER_SERVERS: Final[tuple[Field, ...]] = (
     # What would change the answer there and is not done here: to tolerate it would be to answer another question.
     # --- vLLM ---
@@ -201,10 +204,8 @@ _COMMON: Final[tuple[Field, ...]] = (
     honoured("guided_regex", read_regex),
     honoured("guided_choice", read_choice),
     honoured("guided_grammar", read_grammar),
-    refused("tools", []),
-    refused("tool_choice", "none", "auto"),
-    refused("functions", []),
-    refused("function_call", "none", "auto"),
+    refused("functions", [], why="is not supported here; use 'tools'"),
+    refused("function_call", "none", "auto", why="is not supported here; use 'tool_choice'"),
     refused("use_beam_search", False),
     refused("length_penalty", 1.0, 1),
     refused("bad_words", []),
@@ -236,11 +237,16 @@ COMPLETIONS: Final[Table] = table(
     honoured("echo", boolean, False),
     refused("suffix", ""),
     refused("prompt_embeds"),
+    refused("tools", [], why=_CHAT_ONLY),
+    refused("tool_choice", "none", "auto", why=_CHAT_ONLY),
 )
 
 CHAT: Final[Table] = table(
     *_COMMON,
     honoured("messages", read_messages),
+    honoured("tools", read_tools, []),
+    honoured("tool_choice", read_tool_choice, "auto"),
+    honoured("parallel_tool_calls", boolean, True),
     honoured("logprobs", boolean, False),
     honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
     honoured("prompt_logprobs", _alternatives, -1),
@@ -259,7 +265,6 @@ CHAT: Final[Table] = table(
     refused("continue_final_message", False),
     refused("add_special_tokens", False),
     refused("mm_processor_kwargs", {}),
-    ignored("parallel_tool_calls", "without tools there are no calls"),
 )
 
 TOKENIZE: Final[Table] = table(
@@ -269,7 +274,7 @@ TOKENIZE: Final[Table] = table(
     honoured("add_special_tokens", boolean),
     honoured("add_generation_prompt", boolean, True),
     honoured("return_token_strs", boolean, False),
-    refused("tools", []),
+    honoured("tools", read_tools, []),
     refused("chat_template"),
     refused("chat_template_kwargs", {}),
     refused("continue_final_message", False),

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import jinja2
+import jinja2.meta
 
 from octavo_engine.server.template.budget import Budget, BudgetExceeded, spending
 from octavo_engine.server.template.environment import SandboxEnvironment, bound_loops, make_environment
 from octavo_engine.server.template.errors import TemplateError
-from octavo_engine.server.template.literals import iterates_parts, rewrite_written_text
+from octavo_engine.server.template.literals import concatenates_arguments, iterates_parts, rewrite_written_text
 from octavo_engine.server.template.mask import Mask
-from octavo_engine.server.template.messages import plain_messages, plain_variables
+from octavo_engine.server.template.messages import Reads, plain_messages, plain_variables
 
 _FAILURES: Final = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
@@ -58,6 +59,14 @@ class ControlSpelling(Protocol):
         ...
 
 
+def reads_tools(source: str) -> bool:
+    """Return whether a template tells the model of `tools`; one that cannot be parsed tells it nothing."""
+    try:
+        return "tools" in jinja2.meta.find_undeclared_variables(make_environment().parse(source))
+    except (jinja2.exceptions.TemplateError, BudgetExceeded, SyntaxError, *_FAILURES):
+        return False
+
+
 class ChatTemplate:
     """One model's template. `names` are the variables every template gets (`bos_token` …)."""
 
@@ -71,20 +80,25 @@ class ChatTemplate:
         }
         try:
             plain, spelled = environment.parse(source), environment.parse(source)
-            self._keeps_parts = iterates_parts(plain)
+            self._reads = Reads(
+                parts=iterates_parts(plain),
+                developer="developer" in source,
+                calls="tool_calls" in source,
+                arguments_as_text=concatenates_arguments(plain),
+                short_ids="[TOOL_CALLS]" in source,
+            )
             rewrite_written_text(spelled, control.spell)
             self._plain = _compile(environment, plain)
             self._spelled = _compile(environment, spelled)
         except (jinja2.exceptions.TemplateError, BudgetExceeded, SyntaxError, *_FAILURES) as error:
             raise TemplateError(f"The model's chat template cannot be used: {error}") from error
-        self._knows_developer = "developer" in source
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Return the prompt, the template's control tokens spelled. Raises `TemplateError`."""
         try:
-            chat = plain_messages(messages, keeps_parts=self._keeps_parts, knows_developer=self._knows_developer)
+            chat = plain_messages(messages, self._reads)
             given = {"tools": None, "documents": None, **plain_variables(variables)}
             given["add_generation_prompt"] = add_generation_prompt
             with spending(Budget()):

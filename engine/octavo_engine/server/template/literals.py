@@ -38,10 +38,21 @@ def iterates_parts(tree: nodes.Template) -> bool:
     return False
 
 
+def concatenates_arguments(tree: nodes.Template) -> bool:
+    """Return whether the template joins a call's arguments to other text: it takes them to be text, not an object."""
+    joined = [side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)]
+    joined += [item for concat in tree.find_all(nodes.Concat) for item in concat.nodes]
+    return any(_is_member(node, "arguments") for node in joined)
+
+
 def _is_content(node: nodes.Node) -> bool:
+    return _is_member(node, "content")
+
+
+def _is_member(node: nodes.Node, name: str) -> bool:
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return node.attr == name
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == name
 
 
 def _rewrite_all(expressions: Iterable[nodes.Node], rewrite: Callable[[str], str]) -> None:

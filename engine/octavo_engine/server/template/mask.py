@@ -32,14 +32,18 @@ class Mask:
         return cls(characters, base)
 
     def apply(self, value: Any) -> Any:
-        """Return a copy of messages or variables with their texts masked; roles and types stay."""
+        """Return a copy of messages or variables with their texts masked; words for roles and types stay."""
         if isinstance(value, str):
             return value.translate(self._there)
         if isinstance(value, list):
             return [self.apply(item) for item in value]
         if isinstance(value, dict):
-            return {self._key(key): item if key in _FIXED_KEYS else self.apply(item) for key, item in value.items()}
+            return {self._key(key): self._item(key, item) for key, item in value.items()}
         return value
+
+    def _item(self, key: str, item: Any) -> Any:
+        # Templates compare roles and types with words; a tool's schema may say anything under these names.
+        return item if key in _FIXED_KEYS and isinstance(item, str) and item.isalnum() else self.apply(item)
 
     def undo(self, text: str) -> str:
         """Return the text that was masked."""

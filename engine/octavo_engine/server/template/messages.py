@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from octavo_engine.server.protocol.json_body import parse_text
 from octavo_engine.server.template.errors import TemplateError
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -12,36 +14,82 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send an assistant's earlier reasoning; templates read the first two."""
 
 
-def plain_messages(
-    messages: Sequence[Mapping[str, Any]], *, keeps_parts: bool, knows_developer: bool
-) -> list[dict[str, Any]]:
-    """Return fresh, plain messages. Raises `TemplateError` naming the message at fault.
+class Reads(NamedTuple):
+    """What a template reads of messages.
 
-    Text parts are joined by line breaks unless the template iterates over parts itself. `content: null` is allowed for
-    the assistant and is empty text. `developer` is `system` for a template that does not know it.
+    parts: it iterates over lists of parts itself; otherwise texts are joined by line breaks. developer: it knows that
+    role, which is `system` otherwise. calls: it writes an assistant's tool calls. arguments_as_text: it takes their
+    arguments to be text; otherwise they are objects. short_ids: it demands the nine characters of Mistral's ids.
+    """
+
+    parts: bool = False
+    developer: bool = False
+    calls: bool = False
+    arguments_as_text: bool = False
+    short_ids: bool = False
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]], reads: Reads) -> list[dict[str, Any]]:
+    """Return fresh, plain messages, as the template reads them. Raises `TemplateError` naming the message at fault.
+
+    `content: null` is allowed for the assistant and is empty text.
     """
     if not messages:
         raise TemplateError("messages is empty: send at least one message.")
-    return [
-        _plain_message(message, f"messages[{place}]", keeps_parts, knows_developer)
-        for place, message in enumerate(messages)
-    ]
+    return [_plain_message(message, f"messages[{place}]", reads) for place, message in enumerate(messages)]
 
 
-def _plain_message(message: Mapping[str, Any], where: str, keeps_parts: bool, knows_developer: bool) -> dict[str, Any]:
+def _plain_message(message: Mapping[str, Any], where: str, reads: Reads) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         known = ", ".join(sorted(ROLES))
         raise TemplateError(f"{where}.role is {role!r}: send one of {known}.", f"{where}.role")
-    if role == "developer" and not knows_developer:
+    if role == "developer" and not reads.developer:
         role = "system"
     plain = {key: _plain(value, f"{where}.{key}") for key, value in message.items() if value is not None}
     plain["role"] = role
-    plain["content"] = _content(message.get("content"), role, f"{where}.content", keeps_parts)
+    plain["content"] = _content(message.get("content"), role, f"{where}.content", reads.parts)
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = _calls(plain["tool_calls"], f"{where}.tool_calls", reads)
+    if reads.short_ids and "tool_call_id" in plain:
+        plain["tool_call_id"] = short_id(str(plain["tool_call_id"]))
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _calls(calls: Any, where: str, reads: Reads) -> Any:
+    """Return an assistant's calls with their arguments and ids as the template takes them."""
+    if not reads.calls:
+        raise TemplateError(f"{where} has no place in this model's chat template, which knows no tool calls.", where)
+    for call in calls if isinstance(calls, list) else ():
+        if reads.short_ids and "id" in call:
+            call["id"] = short_id(str(call["id"]))
+        function = call.get("function")
+        if isinstance(function, dict) and not reads.arguments_as_text:
+            function["arguments"] = _object(function.get("arguments"))
+    return calls
+
+
+def _object(arguments: Any) -> Any:
+    """Return arguments as an object; what a model once wrote that is none stays the text it is."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    if not arguments.strip():
+        return {}
+    try:
+        value = parse_text(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def short_id(identifier: str) -> str:
+    """Return nine letters and digits for a call's id, always the same ones: Mistral's templates refuse other ids."""
+    if len(identifier) == 9 and identifier.isascii() and identifier.isalnum():
+        return identifier
+    return hashlib.sha256(identifier.encode()).hexdigest()[:9]
 
 
 def _content(content: Any, role: str, where: str, keeps_parts: bool) -> str | list[dict[str, str]]:

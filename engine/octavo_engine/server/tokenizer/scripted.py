@@ -10,10 +10,13 @@ from octavo_engine.server.tokenizer.vocabulary import Vocabulary
 
 END_OF_TEXT: Final = 256
 CONTROL: Final = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": 257, "<|im_end|>": 258}
-TEMPLATE: Final = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+TEMPLATE: Final = """\
+{% if tools %}{{ '<|im_start|>system\\nCall as <tool_call>{"name": …, "arguments": {…}}</tool_call>.\\n' }}\
+{% for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}\
+{% for call in message['tool_calls'] or [] %}{{ '<tool_call>' + (call['function'] | tojson) + '</tool_call>' }}\
+{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 class _Bytes:

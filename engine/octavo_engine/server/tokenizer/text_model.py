@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo_engine.server.template import ChatTemplate, TemplateError
 from octavo_engine.server.tokenizer.detokenizer import Detokenizer
@@ -15,6 +15,12 @@ Message = Mapping[str, Any]
 
 class EncodingError(ValueError):
     """The text is not Unicode text (a lone surrogate)."""
+
+
+class _Shown(NamedTuple):
+    """Bytes of each id as part of an answer in which some special tokens are seen."""
+
+    text_bytes: Sequence[bytes]
 
 
 class TextModel:
@@ -32,6 +38,7 @@ class TextModel:
         longest = max((len(data) for data in vocabulary.token_bytes), default=1)
         self.max_token_bytes = max(1, longest) * vocabulary.bytes_per_token_factor
         """A text of more than n x this many UTF-8 bytes cannot fit into n tokens."""
+        self._shown: dict[tuple[str, ...], _Shown] = {}
 
     @cached_property
     def text_bytes(self) -> Sequence[bytes]:
@@ -90,9 +97,22 @@ class TextModel:
         text = b"".join([table[token] for token in ids if 0 <= token < self.vocab_size]).decode("utf-8", "replace")
         return text[1:] if self._vocabulary.strips_leading_space and text[:1] == " " else text
 
-    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
-        """Return a stream's detokenizer."""
-        return Detokenizer(self, prompt_ids)
+    def detokenizer(self, prompt_ids: Sequence[int] = (), shown: tuple[str, ...] = ()) -> Detokenizer:
+        """Return a stream's detokenizer. shown: special tokens that are to be seen all the same."""
+        return Detokenizer(self._showing(shown) if shown else self, prompt_ids)
+
+    def special_among(self, tokens: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `tokens` that are special tokens here: an answer's text leaves them out."""
+        ids = self._vocabulary.control.ids
+        return tuple(token for token in tokens if ids.get(token) in self.special_ids)
+
+    def _showing(self, tokens: tuple[str, ...]) -> _Shown:
+        if tokens not in self._shown:
+            table = list(self.text_bytes)
+            for token in self.special_among(tokens):
+                table[self._vocabulary.control.ids[token]] = token.encode()
+            self._shown[tokens] = _Shown(table)
+        return self._shown[tokens]
 
     def _encode(self, spelled: str) -> list[int]:
         try:

@@ -1,0 +1,114 @@
+"""The fields that tell a model of functions: their shapes and bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from octavo_engine.server.protocol.fields import Unreadable
+
+MAX_TOOLS: Final = 128
+MAX_DESCRIPTION_CHARACTERS: Final = 16 * 1024
+MAX_SCHEMA_CHARACTERS: Final = 64 * 1024
+MAX_ALL_CHARACTERS: Final = 512 * 1024
+"""Of the descriptions and schemas of one request together."""
+MAX_SCHEMA_DEPTH: Final = 32
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+"""What a function without `parameters` takes: nothing."""
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Return the tools as chat templates expect them. Raises Unreadable with the path of what is at fault."""
+    if not isinstance(value, list):
+        raise Unreadable("must be a list of tools")
+    if len(value) > MAX_TOOLS:
+        raise Unreadable(f"may have at most {MAX_TOOLS} tools")
+    tools: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    characters = 0
+    for index, item in enumerate(value):
+        function = _function(item, f"[{index}]")
+        if function["name"] in seen:
+            raise Unreadable("is the name of two tools", f"[{index}].function.name")
+        seen.add(function["name"])
+        characters += len(function.get("description", "")) + len(json.dumps(function["parameters"], ensure_ascii=False))
+        if characters > MAX_ALL_CHARACTERS:
+            raise Unreadable(f"may have at most {MAX_ALL_CHARACTERS} characters of descriptions and schemas")
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _function(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object with 'type' and 'function'", path)
+    if value.get("type") != "function":
+        raise Unreadable("must be 'function': other kinds of tools are not supported", f"{path}.type")
+    function = value.get("function")
+    path += ".function"
+    if not isinstance(function, dict):
+        raise Unreadable("must be an object with a 'name'", path)
+    read: dict[str, Any] = {"name": function_name(function.get("name"), f"{path}.name")}
+    description = function.get("description")
+    if description is not None:
+        if not isinstance(description, str):
+            raise Unreadable("must be a string", f"{path}.description")
+        if len(description) > MAX_DESCRIPTION_CHARACTERS:
+            raise Unreadable(f"may have at most {MAX_DESCRIPTION_CHARACTERS} characters", f"{path}.description")
+        read["description"] = description
+    read["parameters"] = _schema(function.get("parameters"), f"{path}.parameters")
+    if function.get("strict") not in (None, False):
+        if function["strict"] is not True:
+            raise Unreadable("must be true or false", f"{path}.strict")
+        raise Unreadable("is not supported yet: leave it out", f"{path}.strict")
+    return read
+
+
+def function_name(value: Any, path: str) -> str:
+    """Read the name of a function."""
+    if not isinstance(value, str):
+        raise Unreadable("must be a string", path)
+    if not _NAME.fullmatch(value):
+        raise Unreadable("must be 1 to 64 letters, digits, underscores and dashes", path)
+    return value
+
+
+def _schema(value: Any, path: str) -> dict[str, Any]:
+    if value is None:
+        return dict(_NO_PARAMETERS)
+    if not isinstance(value, dict):
+        raise Unreadable("must be a JSON Schema, an object", path)
+    if value.get("type", "object") != "object":
+        raise Unreadable("must be 'object': arguments have names", f"{path}.type")
+    _check_depth(value, path)
+    if len(json.dumps(value, ensure_ascii=False)) > MAX_SCHEMA_CHARACTERS:
+        raise Unreadable(f"may have at most {MAX_SCHEMA_CHARACTERS} characters", path)
+    return value
+
+
+def _check_depth(schema: dict[str, Any], path: str) -> None:
+    pending: list[tuple[Any, int]] = [(schema, 1)]
+    while pending:
+        item, depth = pending.pop()
+        if isinstance(item, dict | list):
+            if depth > MAX_SCHEMA_DEPTH:
+                raise Unreadable(f"may be nested at most {MAX_SCHEMA_DEPTH} levels deep", path)
+            members = item.values() if isinstance(item, dict) else item
+            pending.extend((member, depth + 1) for member in members)
+
+
+def read_tool_choice(value: Any) -> str | dict[str, str]:
+    """Read `none`, `auto`, `required`, or the function to call, as `{"name": …}`."""
+    if isinstance(value, str):
+        if value not in ("none", "auto", "required"):
+            raise Unreadable("must be 'none', 'auto', 'required', or an object that names a function")
+        return value
+    if not isinstance(value, dict):
+        raise Unreadable("must be 'none', 'auto', 'required', or an object that names a function")
+    if value.get("type") != "function":
+        raise Unreadable("must be 'function'", ".type")
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise Unreadable("must be an object with a 'name'", ".function")
+    return {"name": function_name(function.get("name"), ".function.name")}

@@ -1,0 +1,57 @@
+"""One choice's text, told apart into content and calls, and what its end is called then."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from octavo_engine.server.tool_calls.events import Arguments, CallStarted, Event, Text
+from octavo_engine.server.tool_calls.formats import SCANNERS, ToolUse
+from octavo_engine.server.tool_calls.scanner import Ending
+
+
+class CallDelta(NamedTuple):
+    """What is new of a call; `id` and `name` once, at its beginning."""
+
+    call: int
+    id: str
+    name: str
+    arguments: str
+
+
+class Told(NamedTuple):
+    """What a piece of text brought: content, what is new of calls (each at most once), and the reason of an end."""
+
+    text: str
+    calls: Sequence[CallDelta]
+    finish: str | None
+
+
+class ChoiceCalls:
+    """Reads one choice's text in the request's format."""
+
+    def __init__(self, use: ToolUse, hidden: Collection[str]) -> None:
+        """Begin an empty text. hidden: the format's tags that are special tokens of the model."""
+        self._scanner = SCANNERS[use.format](use.names, use.parallel, hidden)
+
+    def take(self, text: str, finish: str | None, stopped_by_text: bool) -> Told:
+        """Take the next piece, the last one with a `finish`."""
+        events = self._scanner.push(text)
+        if finish is not None:
+            ending: Ending = "stop_string" if stopped_by_text else "end" if finish == "stop" else "length"
+            events += self._scanner.finish(ending)
+            if finish == "stop" and self._scanner.calls and not self._scanner.open:
+                finish = "tool_calls"
+        content = "".join([event.text for event in events if isinstance(event, Text)])
+        return Told(content, _deltas(events), finish)
+
+
+def _deltas(events: list[Event]) -> list[CallDelta]:
+    found: dict[int, CallDelta] = {}
+    for event in events:
+        if isinstance(event, CallStarted):
+            found[event.call] = CallDelta(event.call, event.id, event.name, "")
+        elif isinstance(event, Arguments):
+            known = found.get(event.call, CallDelta(event.call, "", "", ""))
+            found[event.call] = known._replace(arguments=known.arguments + event.text)
+    return list(found.values())
