@@ -32,6 +32,7 @@ from octavo_engine.server.prepare import prepare
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.state import ServerState
 from octavo_engine.server.tokenizer import TextModel, scripted
+from octavo_engine.server.tokenizer.control import ControlTokens
 from tests.server.launch import NO_TLS, free_port, wait_until
 
 EOS = 256
@@ -39,12 +40,23 @@ FIRST_PIECE = 1000
 """Ids from here on are the test's own pieces; 0 to 255 are bytes, 256 to 258 control tokens."""
 
 
-def text_model(pieces: Sequence[bytes], template: str = scripted.TEMPLATE) -> TextModel:
-    """Return a vocabulary of bytes, ChatML's control tokens, and `pieces` from FIRST_PIECE on."""
+def text_model(pieces: Sequence[bytes], template: str = scripted.TEMPLATE, special: Sequence[bytes] = ()) -> TextModel:
+    """Return a vocabulary of bytes, ChatML's control tokens, and `pieces` from FIRST_PIECE on, some of them special."""
     vocabulary = scripted.load("scripted://")
     table = [*vocabulary.token_bytes]
     table += [b""] * (FIRST_PIECE - len(table)) + list(pieces)
-    return TextModel(dataclasses.replace(vocabulary, token_bytes=table, chat_template=template))
+    ids = {piece.decode(): FIRST_PIECE + pieces.index(piece) for piece in special}
+    control = ControlTokens({**vocabulary.control.ids, **ids})
+    return TextModel(
+        dataclasses.replace(
+            vocabulary,
+            backend=type(vocabulary.backend)(control),
+            token_bytes=table,
+            special=vocabulary.special | set(ids.values()),
+            control=control,
+            chat_template=template,
+        )
+    )
 
 
 @dataclass
@@ -206,12 +218,13 @@ def double(
     pieces: Sequence[bytes] = (),
     template: str = scripted.TEMPLATE,
     max_model_len: int = 256,
+    special: Sequence[bytes] = (),
     wrap: Callable[[Any], Any] = lambda application: application,
     **settings: Any,
 ) -> Iterator[Double]:
     """Serve the application over `script` on a thread of its own."""
     port = free_port()
-    model = text_model(pieces, template)
+    model = text_model(pieces, template, special)
     holder: dict[str, Any] = {}
 
     async def main() -> None:

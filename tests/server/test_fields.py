@@ -119,8 +119,9 @@ COVERED_ELSEWHERE = {
     "stream_options": "test_characters_and_stops", "ignore_eos": "test_what_reaches_the_engine",
     "min_tokens": "test_what_reaches_the_engine", "priority": "test_what_reaches_the_engine",
     "cache_salt": "test_what_reaches_the_engine", "add_special_tokens": "test_prepare",
-    "logprobs": "test_logprobs", "top_logprobs": "test_logprobs", "prompt_logprobs": "test_logprobs",
-    "echo": "test_logprobs", "best_of": "test_logprobs",
+    "tools": "test_tool_calls", "tool_choice": "test_tool_calls", "parallel_tool_calls": "test_tool_calls",
+    "echo": "test_logprobs", "best_of": "test_logprobs", "logprobs": "test_logprobs", "top_logprobs": "test_logprobs",
+    "prompt_logprobs": "test_logprobs",
 }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_max_completion_tokens_is_the_limit_of_completions_too() -> None:
 @pytest.mark.parametrize("path", TABLES)
 def test_what_other_servers_obey_is_not_silently_passed_over(path: str) -> None:
     asking = {
-        "tools": [{"type": "function"}], "tool_choice": "required", "lora_request": {"lora_name": "a"},
+        "functions": [{"name": "f"}], "function_call": {"name": "f"}, "lora_request": {"lora_name": "a"},
         "adapter": "a", "kv_transfer_params": {"do_remote_decode": True}, "json_schema": {"type": "object"},
         "grammar": "root ::= [a]", "max_new_tokens": 3, "n_predict": 3, "typical_p": 0.5, "mirostat": 2,
         "detokenize": False, "repeat_penalty": 1.3, "stop_sequences": ["x"],
@@ -178,6 +179,12 @@ def test_what_other_servers_obey_is_not_silently_passed_over(path: str) -> None:
         with pytest.raises(ApiError) as refused:
             read_fields(TABLES[path], {name: value})
         assert (refused.value.status, refused.value.param) == (400, name)
+
+
+def test_tools_are_a_matter_of_chat(server: Server) -> None:
+    for name, value in {"tools": [{"type": "function"}], "tool_choice": "required"}.items():
+        error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], name: value}))
+        assert (error["param"], "/v1/chat/completions" in error["message"]) == (name, True)
 
 
 def test_without_a_limit_completions_take_16_and_chat_the_rest_of_the_context() -> None:
@@ -248,7 +255,7 @@ WELL_FORMED: dict[str, list[dict[str, Any]]] = {
 ILL_FORMED: dict[str, tuple[Any, str]] = {
     "no role": ({"content": "u"}, "messages[0].role"),
     "another role": ({"role": "robot", "content": "u"}, "messages[0].role"),
-    "a tool's answer": ({"role": "tool", "content": "u", "tool_call_id": "1"}, "messages[0].role"),
+    "a function's answer": ({"role": "function", "content": "u", "name": "f"}, "messages[0].role"),
     "no content": ({"role": "user"}, "messages[0].content"),
     "null of a user": ({"role": "user", "content": None}, "messages[0].content"),
     "a number": ({"role": "user", "content": 7}, "messages[0].content"),
@@ -256,9 +263,9 @@ ILL_FORMED: dict[str, tuple[Any, str]] = {
     "an image": ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
     "a part without text": ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
     "a part that is text": ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
-    "tool calls": (
+    "a tool call that is none": (
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-        "messages[0].tool_calls",
+        "messages[0].tool_calls[0].function",
     ),
     "no object": ("hello", "messages[0]"),
 }
