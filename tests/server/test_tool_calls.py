@@ -91,7 +91,6 @@ def streamed(chunks: list[Any], index: int) -> dict[str, Any]:
     (finish,) = finishes
     if calls:
         message["tool_calls"] = calls
-        message["content"] = message["content"] or None
     end = {"finish_reason": finish, "stop_reason": stop_reason}
     return {"index": index, "message": message, "logprobs": logprobs, **end}
 
@@ -164,6 +163,11 @@ def test_b02_a_stop_string_within_a_call(per_step: int) -> None:
     assert (before["message"]["content"], before["finish_reason"]) == ("Wel", "stop")
 
 
+def test_no_text_at_all_is_an_empty_text() -> None:
+    with model(says("")) as server:
+        assert ask(server)["message"]["content"] == ""
+
+
 def test_choices_have_calls_of_their_own() -> None:
     with model(says(WEATHER)) as server:
         body = {"messages": ASK, "tools": TOOLS, "n": 3}
@@ -185,6 +189,9 @@ def test_only_the_first_of_calls_that_may_not_be_parallel() -> None:
         choice = ask(server, parallel_tool_calls=False)
     assert calls_of(choice) == [("get_weather", ARGUMENTS)]
     assert choice["finish_reason"] == "tool_calls"
+    with model(says(f"{WEATHER}\n{TIME[:-15]}")) as server:
+        assert ask(server, parallel_tool_calls=False)["finish_reason"] == "tool_calls", "what is told is whole"
+        assert ask(server)["finish_reason"] == "stop"
 
 
 SAYS_TOOLS = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}

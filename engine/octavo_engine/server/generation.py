@@ -116,7 +116,8 @@ async def _generate(state: ServerState, exchange: Exchange, route: Route, prepar
         await ticket.accepted()
         kind: Literal["completions", "chat"] = "chat" if route == "chat" else "completions"
         answer = Texts(text_model_of(state), prepared, ticket)
-        style = Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes)
+        calls = prepared.tool_use is not None
+        style = Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes, calls)
         if prepared.stream:
             await _stream(exchange, answer, style)
         else:

@@ -63,9 +63,14 @@ class Style:
         include_usage: bool,
         alternatives: int = -1,
         token_bytes: Sequence[bytes] = (),
+        calls: bool = False,
     ) -> None:
-        """Begin an answer of `kind` by `model`. `alternatives`: of log-probabilities, -1 if none are told."""
+        """Begin an answer of `kind` by `model`. `alternatives`: of log-probabilities, -1 if none are told.
+
+        calls: it may be tool calls and no text, which is `content: null`.
+        """
         self._chat = kind == "chat"
+        self._calls = calls
         self._alternatives = alternatives
         self._token_bytes = token_bytes
         self._include_usage = include_usage
@@ -126,7 +131,8 @@ class Style:
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             content["role"] = "assistant"
-            content["content"] = delta.text if delta.text or not delta.calls else None
+            may_be_null = self._calls and (delta.finish is None or delta.calls)
+            content["content"] = None if may_be_null and not delta.text else delta.text
         elif delta.text:
             content["content"] = delta.text
         if delta.calls:

@@ -40,7 +40,7 @@ class ChoiceCalls:
         if finish is not None:
             ending: Ending = "stop_string" if stopped_by_text else "end" if finish == "stop" else "length"
             events += self._scanner.finish(ending)
-            if finish == "stop" and self._scanner.calls and not self._scanner.open:
+            if finish == "stop" and self._scanner.whole:
                 finish = "tool_calls"
         content = "".join([event.text for event in events if isinstance(event, Text)])
         return Told(content, _deltas(events), finish)

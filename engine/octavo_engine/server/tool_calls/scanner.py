@@ -114,6 +114,16 @@ class Scanner:
             self._events.append(Text(self._space))
         return self._take()
 
+    @property
+    def whole(self) -> bool:
+        """Whether there are calls, and all that were told are complete."""
+        return self.calls > 0 and not (self.open and self._told)
+
+    @property
+    def _told(self) -> bool:
+        """Whether the last call is one to be told."""
+        return self._parallel or self.calls == 1
+
     def _read(self) -> Reading:
         raise NotImplementedError
 
@@ -185,7 +195,7 @@ class Scanner:
         self._tell(CallEnded(self.calls - 1))
 
     def _tell(self, event: Event) -> None:
-        if self._parallel or self.calls == 1:
+        if self._told:
             self._events.append(event)
 
     def _fail(self, character: str, inside: bool = False) -> NoReturn:
