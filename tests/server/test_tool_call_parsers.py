@@ -211,6 +211,13 @@ def test_a_stop_string_keeps_text_that_is_no_tag_yet() -> None:
     assert scan("hermes", ['a <tool_call>{"na'], "end").content == 'a <tool_call>{"na', "the model's own end"
 
 
+@pytest.mark.parametrize("ending", get_args(Ending))
+def test_what_only_follows_a_call_is_no_content(ending: Ending) -> None:
+    for form, text in (("llama3", '{"name": "f"}; '), ("hermes", '<tool_call>{"name": "f"}\n</tool_c')):
+        for pieces in cuts(text):
+            assert scan(form, pieces, ending) == Found("", [("f", "{}", True)], False)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_arguments_are_told_with_their_own_character(form: Format) -> None:
     arguments = json.dumps({"text": 'some "text"', "list": [1, {"a": 2}]})

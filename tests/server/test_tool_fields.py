@@ -98,7 +98,7 @@ def test_b17_a_call_and_its_answer_are_in_the_prompt(server: Server) -> None:
 
 
 def test_b17_arguments_that_are_no_object_stay_text(server: Server) -> None:
-    for arguments in ('{"city": "Par', "[1]", "NaN", "{" * 70):
+    for arguments in ('{"city": "Par', "[1]", '{"city": NaN}', '{"a":' * 70 + "1" + "}" * 70, '{"a":' * 5000):
         assert json.dumps(arguments)[1:-1] in prompt_of(server, *ASK, called(arguments))
     assert '"arguments": {}' in prompt_of(server, *ASK, called(""))
 
