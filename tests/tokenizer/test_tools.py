@@ -27,7 +27,8 @@ QWEN = """{%- if tools %}{{- '<|im_start|>system\\n<tools>' }}
 {%- for m in messages %}
 {%- if m.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>' + m.content + '</tool_response>' }}
 {%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content }}
-{%- for call in m.tool_calls or [] %}{%- set f = call.function %}{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' }}
+{%- for call in m.tool_calls or [] %}{%- set f = call.function %}
+{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' }}
 {%- if f.arguments is string %}{{- f.arguments }}{%- else %}{{- f.arguments | tojson }}{%- endif %}
 {{- '}</tool_call>' }}{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}"""
 LLAMA = """{%- for m in messages %}
