@@ -16,7 +16,7 @@ from tokenizers import decoders as token_decoders
 
 from octavo_engine.model.gguf_metadata import read_gguf_metadata
 from octavo_engine.server.tokenizer import TextModel, TokenizerError, load_tokenizer
-from octavo_engine.server.tokenizer.gguf import TokenType
+from octavo_engine.server.tokenizer.gguf import TokenType, build
 from tests.tokenizer.corpus import HAND, strings
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n<think>{{ m.content }}</think><|im_end|>{% endfor %}"
@@ -200,6 +200,42 @@ def test_tokens_a_template_writes_are_control_tokens_even_if_not_special(folder:
     ]  # fmt: skip
     assert model.decode(think) == "<think>"
     assert len(model.encode_user("<pad-like>")) == 1
+
+
+@pytest.mark.parametrize("where", ["config", "files", "gguf"])
+def test_a_model_s_own_template_for_tools(folder: Path, gguf_file: Path, tmp_path: Path, where: str) -> None:
+    """Chats with tools, or with calls made before, have the template `tool_use`, as in transformers."""
+    tool_use = "<think>{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[-1].tool_calls | tojson }}"
+    if where == "gguf":
+        metadata = read_gguf_metadata(gguf_file)
+        ours = TextModel(build({**metadata, "tokenizer.chat_template.tool_use": tool_use}))
+    else:
+        path = Path(shutil.copytree(folder, tmp_path / "model"))
+        if where == "config":
+            (path / "chat_template.jinja").unlink()
+            config = json.loads((path / "tokenizer_config.json").read_text())
+            config["chat_template"] = [
+                {"name": "default", "template": CHATML},
+                {"name": "tool_use", "template": tool_use},
+            ]
+            (path / "tokenizer_config.json").write_text(json.dumps(config))
+        else:
+            (path / "additional_chat_templates").mkdir()
+            (path / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
+        ours = load_tokenizer(path)
+    chat: list[dict[str, Any]] = [{"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    plain = [{"role": "user", "content": "hello"}]
+    with_tools = ours.render_chat(plain + chat, tools=tools, add_generation_prompt=False)
+    assert with_tools.startswith('<think>{"type": "function"')
+    assert ours.render_chat(plain + chat).startswith("<think>[")
+    assert ours.render_chat(plain).startswith("<|im_start|>")
+    assert ours.tool_template_source == tool_use
+    if where != "gguf":
+        theirs = auto_tokenizer(path)
+        assert ours.render_chat(plain) == theirs.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        chat[0]["tool_calls"][0]["function"]["arguments"] = {}
+        assert with_tools == theirs.apply_chat_template(plain + chat, tools=tools, tokenize=False)
 
 
 def test_composition_is_allowed_for_in_the_bytes_a_token_may_take(folder: Path) -> None:

@@ -61,7 +61,7 @@ def _generation(
     _check_token_ids(values, limits)
     tool_use: ToolUse | None = None
     if job.route == "chat":
-        tool_use = read_tool_use(values, text_model.chat_template_source, limits.tool_call_parser)
+        tool_use = read_tool_use(values, text_model.tool_template_source, limits.tool_call_parser)
         prompts = [_chat_prompt(values, body, limits, text_model, tool_use)]
     else:
         prompts = _text_prompts(values, body, limits, text_model)
@@ -302,7 +302,7 @@ def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer
     else:
         _check_bytes(text_bytes(messages), limit, text_model, "messages")
         choices = {"tool_choice": "auto", "parallel_tool_calls": True}
-        tool_use = read_tool_use({**values, **choices}, text_model.chat_template_source, limit.tool_call_parser)
+        tool_use = read_tool_use({**values, **choices}, text_model.tool_template_source, limit.tool_call_parser)
         ids = _render(messages, values["add_generation_prompt"], text_model, values["tools"] if tool_use else None)
     texts = (
         [text_model.token_bytes[token].decode("utf-8", "replace") for token in ids]

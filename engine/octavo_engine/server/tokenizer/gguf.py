@@ -52,12 +52,14 @@ def build(metadata: Mapping[str, Any]) -> Vocabulary:
         raise TokenizerError("The GGUF holds no vocabulary (tokenizer.ggml.tokens): convert the model again.")
     types = _types(metadata, len(tokens))
     template: str | None = metadata.get("tokenizer.chat_template")
+    tool_template: str | None = metadata.get("tokenizer.chat_template.tool_use")
     special = _special_ids(metadata, types)
     control = ControlTokens(
         {
             token: place
             for place, token in enumerate(tokens)
-            if place in special or (types[place] == TokenType.USER_DEFINED and is_structural(token, template))
+            if place in special
+            or (types[place] == TokenType.USER_DEFINED and is_structural(token, template, tool_template))
         }
     )
     model = metadata.get(_PREFIX + "model")
@@ -85,6 +87,7 @@ def build(metadata: Mapping[str, Any]) -> Vocabulary:
             if (place := _token_id(metadata, key, len(tokens))) is not None
         },
         chat_template=template,
+        tool_template=tool_template,
         strips_leading_space=model == "llama" and bool(metadata.get(_PREFIX + "add_space_prefix", True)),
     )
 

@@ -31,13 +31,13 @@ def load(folder: Path) -> Vocabulary:
 def _load(folder: Path) -> Vocabulary:
     definition = _json(folder / "tokenizer.json", required=True)
     config = _json(folder / "tokenizer_config.json")
-    template = _template(folder, config)
+    templates = _templates(folder, config)
     added: list[dict[str, Any]] = definition.get("added_tokens") or []
     control = ControlTokens(
         {
             token["content"]: token["id"]
             for token in added
-            if token.get("special") or is_structural(token["content"], template)
+            if token.get("special") or is_structural(token["content"], *templates.values())
         }
     )
     tokens = _tokens(definition)
@@ -60,7 +60,8 @@ def _load(folder: Path) -> Vocabulary:
         prefix=prefix,
         suffix=suffix,
         names=special_tokens,
-        chat_template=template,
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         bytes_per_token_factor=1 if definition.get("normalizer") is None else _COMPOSING_FACTOR,
         strips_leading_space=not byte_level and _names_type(definition.get("decoder"), "Strip"),
     )
@@ -157,16 +158,16 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the chat template: its own file first, then the configuration's (the one called `default` of several)."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name, `default` and perhaps `tool_use`: their own files first, then the config's."""
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    named = {entry["name"]: entry["template"] for entry in template} if isinstance(template, list) else {}
+    if isinstance(template, str):
+        named["default"] = template
+    files = {"default": folder / "chat_template.jinja"}
+    files["tool_use"] = folder / "additional_chat_templates" / "tool_use.jinja"
+    named |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
 def _end_ids(folder: Path, eos: int | None) -> tuple[int, ...]:

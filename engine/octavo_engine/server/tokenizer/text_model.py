@@ -56,12 +56,26 @@ class TextModel:
         """The model's own chat template, or None."""
         return self._vocabulary.chat_template
 
+    @property
+    def tool_template_source(self) -> str | None:
+        """The template of chats with tools, or None."""
+        return self._vocabulary.tool_template or self._vocabulary.chat_template
+
     @cached_property
     def _template(self) -> ChatTemplate:
         source = self._vocabulary.chat_template
         if source is None:
             raise TemplateError("This model has no chat template: use /v1/completions, or a model made for chat.")
         return ChatTemplate(source, self._vocabulary.control, self._vocabulary.names)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        source = self._vocabulary.tool_template
+        return ChatTemplate(source, self._vocabulary.control, self._vocabulary.names) if source else self._template
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        has_tools = variables.get("tools") or any(message.get("tool_calls") for message in messages)
+        return (self._tool_template if has_tools else self._template).render(messages, **variables)
 
     def encode(self, text: str, *, control: bool = True, add_special: bool = True) -> list[int]:
         """Return the ids of `text`. Raises `EncodingError`.
@@ -82,14 +96,14 @@ class TextModel:
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """Return the prompt text, as `apply_chat_template` renders it. Raises `TemplateError`."""
-        spelled = self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        spelled = self._render(messages, {"add_generation_prompt": add_generation_prompt, **variables})
         return self._vocabulary.control.unspell(spelled)
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """Return the prompt's ids; only the template writes control tokens. Raises `TemplateError`, `EncodingError`."""
-        return self._encode(self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables))
+        return self._encode(self._render(messages, {"add_generation_prompt": add_generation_prompt, **variables}))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that form no character are U+FFFD, ids outside the vocabulary are nothing."""

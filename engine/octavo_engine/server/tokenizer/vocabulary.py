@@ -27,9 +27,9 @@ class Vocabulary:
 
     token_bytes: bytes of each id, control tokens by their text. special: ids that are never part of an answer's text.
     control: the tokens that no user's text may become. prefix, suffix: ids the model wants around a plain prompt (its
-    BOS and EOS rules). names: `bos_token`, `eos_token` … for the chat template. bytes_per_token_factor: by how much
-    normalisation can shrink text before it is cut into tokens. strips_leading_space: a text's first blank is the
-    tokenizer's own (SentencePiece).
+    BOS and EOS rules). tool_template: a template of its own for chats with tools, where the model has one. names:
+    `bos_token`, `eos_token` … for the chat template. bytes_per_token_factor: by how much normalisation can shrink text
+    before it is cut into tokens. strips_leading_space: a text's first blank is the tokenizer's own (SentencePiece).
     """
 
     backend: Backend
@@ -42,6 +42,7 @@ class Vocabulary:
     suffix: tuple[int, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    tool_template: str | None = None
     bytes_per_token_factor: int = 1
     strips_leading_space: bool = False
 
@@ -61,9 +62,9 @@ class HuggingFaceBackend:
         return ids
 
 
-def is_structural(token: str, template: str | None) -> bool:
+def is_structural(token: str, *templates: str | None) -> bool:
     """Return whether an added token that is not special is written by the chat template (`<think>`, `<tool_call>`).
 
     Such tokens are control tokens to us: a user must not be able to write them. Runs of blanks are ordinary text.
     """
-    return template is not None and token in template and not token.isspace()
+    return not token.isspace() and any(token in template for template in templates if template is not None)
