@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from octavo_engine import contract
 from octavo_engine.server.template.messages import short_id
 from tests.server.double import Script, double
-from tests.server.launch import Server
+from tests.server.launch import Server, serving
 from tests.server.test_refusals import check_error
 from tests.server.test_tool_calls import ASK, TOOLS, answered, called, tool
 
@@ -34,6 +35,13 @@ def test_choices_that_cannot_be_made_are_refused(server: Server, choice: Any, to
     error = check_error(server.post(CHAT, {"messages": ASK, "tools": tools, "tool_choice": choice}))
     assert message in error["message"]
     assert error["param"].startswith("tool_choice")
+
+
+def test_a_server_can_be_told_to_read_no_calls(tmp_path: Path) -> None:
+    with serving(tmp_path, "scripted://", "--tool-call-parser", "none") as told:
+        error = check_error(told.post(CHAT, {"messages": ASK, "tools": TOOLS}))
+        assert told.post(CHAT, {"messages": ASK, "max_tokens": 1}).status_code == 200
+    assert (error["param"], "--tool-call-parser none" in error["message"]) == ("tools", True)
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The grammar of forced calls: what it lets through is what our own parser reads, and nothing else passes."""
+"""The grammar of calls: what it lets through is what our own parser reads, and no other call passes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo_engine.server.tool_calls.forced import forced_calls
 from octavo_engine.server.tool_calls.formats import Format
+from octavo_engine.server.tool_calls.grammar import calls_grammar
 from tests.server.test_tool_call_parsers import Found, scan, written
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"],
@@ -63,7 +63,7 @@ def text_of(form: Format, calls: list[tuple[str, str]]) -> str:
 
 @pytest.mark.parametrize("form", get_args(Format))
 def test_what_passes_is_what_the_parser_reads(form: Format) -> None:
-    grammar = forced_calls(form, FUNCTIONS)
+    grammar = calls_grammar(form, FUNCTIONS)
     for calls in ([CALLS[0]], [CALLS[1]], CALLS):
         text = text_of(form, calls)
         assert passes(grammar, text)
@@ -81,24 +81,49 @@ def test_what_passes_is_what_the_parser_reads(form: Format) -> None:
 
 @pytest.mark.parametrize("form", get_args(Format))
 def test_one_call_of_one_function(form: Format) -> None:
-    named = forced_calls(form, FUNCTIONS[1:], parallel=False, options={"whitespace_flexible": False})
+    named = calls_grammar(form, FUNCTIONS[1:], parallel=False, options={"whitespace_flexible": False})
     assert passes(named, text_of(form, [CALLS[1]]))
     assert not passes(named, text_of(form, [CALLS[0]]))
     assert not passes(named, text_of(form, [CALLS[1], CALLS[1]]))
     assert not passes(named, text_of(form, [("get_time", "{ }")])), "the schema's options hold"
 
 
+@pytest.mark.parametrize("form", get_args(Format))
+def test_calls_that_need_not_be_made_are_held_to_their_schemas_too(form: Format) -> None:
+    grammar = calls_grammar(form, FUNCTIONS, required=False)
+    for text in ("", "Well.\n", "a < b [c] {d}", text_of(form, CALLS), " [TOOL_CALL] <tool_"):
+        assert passes(grammar, text), text
+    for calls in ([("get_weather", "{}")], [("other", "{}")]):
+        assert not passes(grammar, text_of(form, calls))
+    if form != "llama3":
+        assert passes(grammar, "Well. " + text_of(form, CALLS) + " Done.")
+    else:
+        assert not passes(grammar, ' \n{"name": "get_weather", "parameters": {}}')
+        assert passes(grammar, 'Say {"name": 1}')
+    single = calls_grammar(form, FUNCTIONS, required=False, parallel=False)
+    assert passes(single, text_of(form, [CALLS[1]]))
+
+
+def test_free_text_and_tags_that_are_special_tokens() -> None:
+    newer = calls_grammar("mistral", FUNCTIONS, required=False, special_ids=SPECIAL)
+    text = "Well. " + "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in CALLS)
+    for passing in ("", "Well.", text, text + " Done."):
+        assert passes(newer, passing, SPECIAL)
+    assert not passes(newer, "[TOOL_CALLS]get_weather[ARGS]{}", SPECIAL)
+    assert passes(newer, "[TOOL_CALLS]get_weather[ARGS]{}"), "the same characters are text"
+
+
 def test_tags_that_are_special_tokens() -> None:
-    newer = forced_calls("mistral", FUNCTIONS, special_ids=SPECIAL)
+    newer = calls_grammar("mistral", FUNCTIONS, special_ids=SPECIAL)
     text = "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in CALLS)
     assert passes(newer, text, SPECIAL)
     assert not passes(newer, text), "the same characters are no tags"
     assert scan("mistral", [text]).calls == [(name, arguments, True) for name, arguments in CALLS]
-    older = forced_calls("mistral", FUNCTIONS, special_ids={"[TOOL_CALLS]": 257})
+    older = calls_grammar("mistral", FUNCTIONS, special_ids={"[TOOL_CALLS]": 257})
     assert passes(older, text_of("mistral", CALLS), {"[TOOL_CALLS]": 257})
 
 
 def test_the_parameters_of_a_function_stay_as_they_are() -> None:
     before: Any = json.dumps(FUNCTIONS)
-    forced_calls("hermes", FUNCTIONS, options={"lenient": False})
+    calls_grammar("hermes", FUNCTIONS, options={"lenient": False})
     assert json.dumps(FUNCTIONS) == before
