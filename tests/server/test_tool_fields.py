@@ -71,6 +71,7 @@ ILL_FORMED_TOOLS: dict[str, tuple[Any, str]] = {
     "all too large": ([tool(f"f{i}", parameters={"x": "x" * 60000}) for i in range(9)], "tools"),
     "strict": ([tool("f", strict=True)], "tools[0].function.strict"),
     "strict in words": ([tool("f", strict="yes")], "tools[0].function.strict"),
+    "strict in numbers": ([tool("f", strict=0)], "tools[0].function.strict"),
 }
 
 

@@ -58,9 +58,10 @@ def _function(value: Any, path: str) -> dict[str, Any]:
             raise Unreadable(f"may have at most {MAX_DESCRIPTION_CHARACTERS} characters", f"{path}.description")
         read["description"] = description
     read["parameters"] = _schema(function.get("parameters"), f"{path}.parameters")
-    if function.get("strict") not in (None, False):
-        if function["strict"] is not True:
-            raise Unreadable("must be true or false", f"{path}.strict")
+    strict = function.get("strict")
+    if strict is not None and type(strict) is not bool:
+        raise Unreadable("must be true or false", f"{path}.strict")
+    if strict:
         raise Unreadable("is not supported yet: leave it out", f"{path}.strict")
     return read
 
