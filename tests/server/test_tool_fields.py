@@ -21,8 +21,6 @@ CHAT = contract.PATH_CHAT_COMPLETIONS
 @pytest.mark.parametrize(
     ("choice", "tools", "message"),
     [
-        ("required", TOOLS, "'required' is not supported yet"),
-        ({"type": "function", "function": {"name": "get_time"}}, TOOLS, "is not supported yet"),
         ({"type": "function", "function": {"name": "other"}}, TOOLS, "none of the 'tools'"),
         ("required", [], "needs 'tools'"),
         ({"type": "allowed_tools"}, TOOLS, "'tool_choice.type' must be 'function'"),
@@ -69,7 +67,6 @@ ILL_FORMED_TOOLS: dict[str, tuple[Any, str]] = {
     "a deep schema": ([tool("f", parameters=nested(33))], "tools[0].function.parameters"),
     "a large schema": ([tool("f", parameters={"x": "x" * 65536})], "tools[0].function.parameters"),
     "all too large": ([tool(f"f{i}", parameters={"x": "x" * 60000}) for i in range(9)], "tools"),
-    "strict": ([tool("f", strict=True)], "tools[0].function.strict"),
     "strict in words": ([tool("f", strict="yes")], "tools[0].function.strict"),
     "strict in numbers": ([tool("f", strict=0)], "tools[0].function.strict"),
 }

@@ -9,6 +9,8 @@ from octavo_engine.server.protocol.constraints import Constraint
 
 WHITESPACE: Final = r"( |\n[ ]{0,40})?"
 """What may stand between a JSON text's parts: enough to lay it out, and not for ever."""
+OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "lenient": False}
+"""Of every JSON schema: all its keywords count, and blanks are bounded."""
 _START: Final = '%llguidance {"no_forcing": true}\nstart: @constraint\n'
 """Any tokens may spell what has to come next: the engine does not tokenise, so it cannot know the usual ones."""
 
@@ -34,13 +36,12 @@ def _inner(constraint: Constraint) -> dict[str, Any]:
 
 
 def _options_set(schema: Any) -> Any:
-    """Return the schema with our options: all its keywords count, and blanks are bounded."""
+    """Return the schema with our options."""
     if schema is False:
         return schema
     schema = {} if schema is True else schema
     own = schema.get("x-guidance")
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False}
-    return {**schema, "x-guidance": {**(own if isinstance(own, dict) else {}), **options}}
+    return {**schema, "x-guidance": {**(own if isinstance(own, dict) else {}), **OPTIONS}}
 
 
 def _for_lark(regex: str) -> str:

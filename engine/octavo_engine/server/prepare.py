@@ -12,16 +12,17 @@ import msgspec
 from octavo_engine import contract
 from octavo_engine.ipc.messages import SamplingParams, StopRule
 from octavo_engine.server.errors import ApiError, context_length, invalid, not_found
+from octavo_engine.server.grammar import serialised
 from octavo_engine.server.grammar_check import GrammarChecker, GrammarRefused
 from octavo_engine.server.jobs import Answer, Job, JobResult, Limits, Prepared, Refusal
 from octavo_engine.server.protocol import tables
-from octavo_engine.server.protocol.constraints import the_constraint
+from octavo_engine.server.protocol.constraints import Constraint, the_constraint
 from octavo_engine.server.protocol.fields import read_fields
 from octavo_engine.server.protocol.json_body import parse_object
 from octavo_engine.server.protocol.messages import text_bytes
 from octavo_engine.server.tokenizer import EncodingError, TemplateError, TextModel
-from octavo_engine.server.tool_calls.formats import ToolUse
-from octavo_engine.server.tool_calls.request import read_tool_use
+from octavo_engine.server.tool_calls.formats import ToolUse, special_tags
+from octavo_engine.server.tool_calls.request import calls_constraint, read_tool_use, told_tools
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` in completions; in chat it is the rest of the context."""
@@ -80,7 +81,7 @@ def _generation(
             values,
             limits,
             logprobs=max(logprobs, 0 if generated > values["n"] else -1),
-            grammar=_grammar(values, grammars),
+            grammar=_grammar(values, tool_use, text_model, grammars),
         ),
         stop=StopRule(
             max_tokens=max(1, max_tokens),
@@ -161,12 +162,35 @@ def _check_token_ids(values: dict[str, Any], limits: Limits) -> None:
             )
 
 
-def _grammar(values: dict[str, Any], grammars: GrammarChecker) -> str:
+def _grammar(values: dict[str, Any], tool_use: ToolUse | None, text_model: TextModel, grammars: GrammarChecker) -> str:
     """Return what the text must be like, "" for anything. Raises the 400 of what cannot be compiled."""
     named = the_constraint(values)
+    if tool_use is not None:
+        if named is not None:
+            raise invalid(
+                f"'{named[0]}' cannot be used beside 'tools', whose calls it would forbid: leave one of them out, or "
+                "give 'tool_choice': \"none\".",
+                named[0],
+                "invalid_value",
+            )
+        return _calls_grammar(values, tool_use, text_model, grammars)
     if named is None:
         return ""
-    name, constraint = named
+    return _checked(*named, grammars)
+
+
+def _calls_grammar(values: dict[str, Any], use: ToolUse, text_model: TextModel, grammars: GrammarChecker) -> str:
+    constraint = calls_constraint(values, use)
+    if constraint is None:
+        return ""
+    # Checked with tags as characters, since the checker knows no model's special tokens.
+    checked = _checked("tools", constraint, grammars)
+    special = special_tags(use.format, text_model.special_names)
+    held = calls_constraint(values, use, special) if special else None
+    return checked if held is None else serialised(held)
+
+
+def _checked(name: str, constraint: Constraint, grammars: GrammarChecker) -> str:
     try:
         return grammars.check(constraint)
     except GrammarRefused as error:
@@ -251,7 +275,7 @@ def _chat_prompt(
     if messages is None:
         raise _missing("messages", body)
     _check_bytes(text_bytes(messages), limits, text_model, "messages")
-    ids = _render(messages, True, text_model, values["tools"] if tool_use else None)
+    ids = _render(messages, True, text_model, told_tools(values["tools"]) if tool_use else None)
     _check_fits(len(ids), limits, "messages")
     return ids
 
@@ -303,7 +327,9 @@ def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer
         _check_bytes(text_bytes(messages), limit, text_model, "messages")
         choices = {"tool_choice": "auto", "parallel_tool_calls": True}
         tool_use = read_tool_use({**values, **choices}, text_model.tool_template_source, limit.tool_call_parser)
-        ids = _render(messages, values["add_generation_prompt"], text_model, values["tools"] if tool_use else None)
+        ids = _render(
+            messages, values["add_generation_prompt"], text_model, told_tools(values["tools"]) if tool_use else None
+        )
     texts = (
         [text_model.token_bytes[token].decode("utf-8", "replace") for token in ids]
         if values["return_token_strs"]

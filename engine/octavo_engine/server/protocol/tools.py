@@ -62,7 +62,7 @@ def _function(value: Any, path: str) -> dict[str, Any]:
     if strict is not None and type(strict) is not bool:
         raise Unreadable("must be true or false", f"{path}.strict")
     if strict:
-        raise Unreadable("is not supported yet: leave it out", f"{path}.strict")
+        read["strict"] = True
     return read
 
 

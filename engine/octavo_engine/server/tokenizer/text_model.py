@@ -117,8 +117,12 @@ class TextModel:
 
     def special_among(self, tokens: Iterable[str]) -> tuple[str, ...]:
         """Return those of `tokens` that are special tokens here: an answer's text leaves them out."""
-        ids = self._vocabulary.control.ids
-        return tuple(token for token in tokens if ids.get(token) in self.special_ids)
+        return tuple(token for token in tokens if token in self.special_names)
+
+    @cached_property
+    def special_names(self) -> dict[str, int]:
+        """The ids of the special tokens by their names."""
+        return {name: token for name, token in self._vocabulary.control.ids.items() if token in self.special_ids}
 
     def _showing(self, tokens: tuple[str, ...]) -> _Shown:
         if tokens not in self._shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -37,6 +38,11 @@ class ToolUse(msgspec.Struct, frozen=True):
     format: Format
     names: tuple[str, ...]
     parallel: bool = True
+
+
+def special_tags(form: Format, ids: Mapping[str, int]) -> dict[str, int]:
+    """Return those of a format's tags that are special tokens of the model, by the ids of its special tokens."""
+    return {tag: ids[tag] for tag in TAGS[form] if tag in ids}
 
 
 @lru_cache(maxsize=8)
