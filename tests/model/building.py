@@ -31,7 +31,7 @@ def build(
     if backend == "reference":
         from octavo_engine.worker.backends.reference import build_reference
 
-        return build_reference(path, dtype, quantization=quantization, threads=threads)
+        return build_reference(path, dtype, quantization=quantization, threads=threads, max_model_len=max_model_len)
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, {ENV_CACHE: cache}):
         return build_in_cache(
             path,

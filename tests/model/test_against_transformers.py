@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo_engine.model.spec import UnsupportedModelError
 from octavo_engine.worker.executable import Executable
@@ -43,7 +45,30 @@ SHAPES: dict[str, dict[str, Any]] = {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
         }
     },
+    "linear scaling, past the first training": {
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+    "yarn, past the first training": {
+        "max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+        },
+    },
+    "yarn, everything said": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 128,
+            "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False,
+        }
+    },
+    "yarn, its factor of attention stated": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+            "attention_factor": 1.3,
+        }
+    },
 }  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
 
 ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
@@ -126,13 +151,31 @@ def test_random_model_of_another_family_gives_the_logits_and_tokens_of_transform
     check_equal(build(tmp_path), theirs)
 
 
-def check_equal(ours: Executable, theirs: PreTrainedModel) -> None:
-    prompts = [[int(t) for t in np.random.default_rng(n).integers(0, ours.vocab_size, n)] for n in (1, 16, 17, 300)]
-    ours.layout.allocate([20] * len(ours.layout.groups))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("longest", [64, 400, 512])
+def test_dynamic_scaling_is_fixed_by_the_longest_context(longest: int, backend: str, tmp_path: Path) -> None:
+    theirs = random_llama(6, max_position_embeddings=64, rope_parameters=DYNAMIC)
+    theirs.save_pretrained(tmp_path)
+    rotary = theirs.model.rotary_emb
+    rotary.inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs.config, None, seq_len=longest)
+    rotary.rope_type = "default"  # Otherwise every call would scale anew, for its own length.
+    check_equal(build(tmp_path, backend, max_model_len=longest), theirs, lengths=(1, 16, 17, longest - 12))
+
+
+@pytest.mark.parametrize("stated", [{}, {"max_model_len": 512}])
+def test_dynamic_scaling_reaches_as_far_as_its_factor(stated: dict[str, int], tmp_path: Path) -> None:
+    random_llama(6, max_position_embeddings=64, rope_parameters=DYNAMIC).save_pretrained(tmp_path)
+    assert build(tmp_path, **stated).max_position == 512
+
+
+def check_equal(ours: Executable, theirs: PreTrainedModel, lengths: Sequence[int] = (1, 16, 17, 300)) -> None:
+    prompts = [[int(t) for t in np.random.default_rng(n).integers(0, ours.vocab_size, n)] for n in lengths]
+    blocks = max(20, -(-max(lengths) // 16) + 1)
+    ours.layout.allocate([blocks] * len(ours.layout.groups))
     for prompt in prompts:
         with torch.no_grad():
             expected = theirs(torch.tensor([prompt])).logits[0].numpy()
-        got = run(ours, Part(tables(1, 20)[0], prompt, 0, every_position=True))
+        got = run(ours, Part(tables(1, blocks)[0], prompt, 0, every_position=True))
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
     assert generate(ours, prompts[:3], 12).tokens == [greedy(theirs, prompt, 12) for prompt in prompts[:3]]
 

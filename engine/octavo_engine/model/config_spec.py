@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from octavo_engine.model.rope import rope_from_config
+from octavo_engine.model.rope_scaling import rope_from_config, scaled_length
 from octavo_engine.model.spec import (
     Activation,
     AttentionSpec,
@@ -57,7 +57,7 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
         architecture=architecture,
         vocab_size=int(config["vocab_size"]),
         hidden_size=hidden_size,
-        max_position=int(config.get("max_position_embeddings", 2048)),
+        max_position=_longest(config, architecture),
         layers=tuple(layers[kind] for kind in kinds),
         final_norm=norm,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)) or not head_stored,
@@ -150,6 +150,10 @@ def _activation(config: Mapping[str, Any]) -> Activation:
 
 
 def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeSpec:
+    return rope_from_config(_rope_parameters(config, kind), head_dim, _max_position(config))
+
+
+def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Newer configurations gather everything in rope_parameters, per layer kind or once; older ones split it in two."""
     theta = config.get("rope_theta", 10000.0)
     stated = config.get("rope_parameters")
@@ -157,4 +161,14 @@ def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeSpec:
         stated = stated[kind]
     elif not stated and kind == _SLIDING and "rope_local_base_freq" in config:
         stated = {"rope_theta": config["rope_local_base_freq"]}
-    return rope_from_config({"rope_theta": theta, **(stated or config.get("rope_scaling") or {})}, head_dim)
+    return {"rope_theta": theta, **(stated or config.get("rope_scaling") or {})}
+
+
+def _max_position(config: Mapping[str, Any]) -> int:
+    return int(config.get("max_position_embeddings", 2048))
+
+
+def _longest(config: Mapping[str, Any], architecture: str) -> int:
+    """Return the longest context in tokens. Gemma 3's configurations state the scaled one; the others', the trained."""
+    stated = _max_position(config)
+    return stated if architecture == "gemma3" else scaled_length(_rope_parameters(config, _FULL), stated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo_engine.model.rope_scaling import BETA_FAST, BETA_SLOW, yarn, yarn_magnitude
 from octavo_engine.model.spec import (
     Activation,
     AttentionSpec,
@@ -67,7 +68,7 @@ def spec_from_gguf(
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        max_position=int(metadata.required("context_length")),
+        max_position=_longest(metadata),
         layers=tuple(layers),
         final_norm=layers[0].attention_norm,
         tied_embeddings="output.weight" not in tensors,
@@ -127,8 +128,36 @@ def _rope(metadata: Metadata, head_dim: int, divisors: tuple[float, ...], local:
     if divisors:
         return RopeSpec(dim, theta, divisors)
     kind = metadata.get("rope.scaling.type", "none")
+    if kind == "none":
+        return RopeSpec(dim, theta)
+    factor = float(metadata.required("rope.scaling.factor"))
     if kind == "linear":
-        return RopeSpec(dim, theta, (float(metadata.required("rope.scaling.factor")),) * (dim // 2))
-    if kind != "none":
-        raise Unsupported(f"Rotary scaling '{kind}' is not served yet; use a model with 'none' or 'linear' scaling.")
-    return RopeSpec(dim, theta)
+        return RopeSpec(dim, theta, (factor,) * (dim // 2))
+    if kind == "yarn":
+        return _yarn(metadata, theta, dim, factor)
+    raise Unsupported(
+        f"Rotary scaling '{kind}' is not served yet; use a model with 'none', 'linear' or 'yarn' scaling."
+    )
+
+
+def _yarn(metadata: Metadata, theta: float, dim: int, factor: float) -> RopeSpec:
+    trained = metadata.get("rope.scaling.original_context_length") or metadata.required("context_length")
+    stated = float(metadata.get("rope.scaling.attn_factor", 1.0))
+    return yarn(
+        theta,
+        dim,
+        factor,
+        float(trained),
+        magnitude=stated * yarn_magnitude(factor),
+        beta_fast=float(metadata.get("rope.scaling.yarn_beta_fast", BETA_FAST)),
+        beta_slow=float(metadata.get("rope.scaling.yarn_beta_slow", BETA_SLOW)),
+    )
+
+
+def _longest(metadata: Metadata) -> int:
+    """Return the longest context in tokens: YaRN's factor counts from the first training, which a file states apart."""
+    stated = int(metadata.required("context_length"))
+    if metadata.get("rope.scaling.type") != "yarn":
+        return stated
+    trained = int(metadata.get("rope.scaling.original_context_length") or stated)
+    return max(stated, int(trained * float(metadata.required("rope.scaling.factor"))))

@@ -1,15 +1,13 @@
-"""Rotary factors: static scaling schemes as divisors of the inverse frequencies, and the cos/sin tables."""
+"""The cos/sin tables of rotary positions, from a `RopeSpec`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.model.spec import RopeSpec, UnsupportedModelError
+from octavo_engine.model.spec import RopeSpec
 
 
 def inverse_frequencies(spec: RopeSpec) -> NDArray[np.float32]:
@@ -22,43 +20,25 @@ def inverse_frequencies(spec: RopeSpec) -> NDArray[np.float32]:
 
 
 def rope_table(spec: RopeSpec, num_positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (cos, sin), each float32 [num_positions, dim / 2].
+    """Return (cos, sin), each float32 [num_positions, dim / 2], for contexts of up to so many tokens.
 
     The angle is a float32 product, as every float32 implementation has it: at position 8000 its rounding is larger
     than that of the cosine, so rounding it otherwise would drift away from the model's training.
     """
     positions = np.arange(num_positions, dtype=np.float32)
-    angles = np.outer(positions, inverse_frequencies(spec)).astype(np.float64)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    angles = np.outer(positions, inverse_frequencies(_stretched(spec, num_positions))).astype(np.float64)
+    cos, sin = np.cos(angles) * spec.magnitude, np.sin(angles) * spec.magnitude
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
-def rope_from_config(parameters: Mapping[str, Any], dim: int) -> RopeSpec:
-    """Build the spec from Hugging Face's rope parameters (`rope_type`, `rope_theta`, and the scheme's own)."""
-    theta = float(parameters.get("rope_theta", 10000.0))
-    kind = str(parameters.get("rope_type", parameters.get("type", "default")))
-    if kind == "default":
-        return RopeSpec(dim, theta)
-    if kind == "linear":
-        return RopeSpec(dim, theta, (float(parameters["factor"]),) * (dim // 2))
-    if kind == "llama3":
-        return RopeSpec(dim, theta, _llama3_divisors(parameters, theta, dim))
-    raise UnsupportedModelError(
-        f"Rotary scaling '{kind}' is not served yet; use a model with 'default', 'linear' or 'llama3' scaling."
-    )
+def _stretched(spec: RopeSpec, length: int) -> RopeSpec:
+    """Fix dynamic scaling for the longest context that will be asked for.
 
-
-def _llama3_divisors(parameters: Mapping[str, Any], theta: float, dim: int) -> tuple[float, ...]:
-    """Llama 3.1's scaling: short wavelengths stay, long ones are divided by `factor`, with a ramp between."""
-    factor, low, high = (float(parameters[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    trained = float(parameters["original_max_position_embeddings"])
-    divisors = []
-    for frequency in inverse_frequencies(RopeSpec(dim, theta)).astype(np.float64):
-        wavelength = 2 * math.pi / frequency
-        if wavelength < trained / high:
-            divisors.append(1.0)
-        elif wavelength > trained / low:
-            divisors.append(factor)
-        else:
-            smooth = (trained / wavelength - low) / (high - low)
-            divisors.append(1.0 / ((1.0 - smooth) / factor + smooth))
-    return tuple(divisors)
+    Scaling anew as a text grows, as the scheme was first meant, would leave its cached keys turned by the factors of
+    another length, and make a text depend on how it was cut into steps.
+    """
+    stretch = spec.stretch
+    if stretch is None or length <= stretch.trained:
+        return spec
+    grown = stretch.factor * length / stretch.trained - (stretch.factor - 1.0)
+    return replace(spec, theta=spec.theta * grown ** (spec.dim / (spec.dim - 2)))

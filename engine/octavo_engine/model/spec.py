@@ -17,16 +17,27 @@ class UnsupportedModelError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class RopeStretch:
+    """Dynamic scaling: where contexts may be longer than the `trained` tokens, theta grows with them and `factor`."""
+
+    factor: float
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position factors of a layer: rotate halves `i` and `i + dim / 2` of the first `dim` head dimensions.
 
     `inverse_frequency_divisors` (length dim / 2, or empty for all ones) carries every static scaling scheme: linear
-    scaling is one constant, Llama 3's is a ramp, a GGUF stores it as `rope_freqs.weight`.
+    scaling is one constant, Llama 3's and YaRN's are ramps, a GGUF stores it as `rope_freqs.weight`.
+    `magnitude` multiplies cosine and sine (YaRN's attention factor). `stretch` is what dynamic scaling does to theta.
     """
 
     dim: int
     theta: float
     inverse_frequency_divisors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+    stretch: RopeStretch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only language model. `max_position` is the longest context it was trained for, in tokens."""
+    """A decoder-only language model. `max_position` is the longest context it was made for, in tokens, scaled if so."""
 
     architecture: str
     vocab_size: int

@@ -18,7 +18,7 @@ from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.gguf import open_gguf
 from octavo_engine.model.gguf_metadata import read_gguf_metadata
 from octavo_engine.model.names import huggingface_name
-from octavo_engine.model.spec import UnsupportedModelError
+from octavo_engine.model.spec import RopeSpec, UnsupportedModelError
 from octavo_engine.server.tokenizer import splits
 
 _LAYER: Final = ("attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
@@ -81,7 +81,8 @@ def config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return Hugging Face's configuration of a llama."""
     spec = checkpoint.spec
     layer = spec.layers[0]
-    if layer.attention.rope.inverse_frequency_divisors:
+    rope = layer.attention.rope
+    if rope != RopeSpec(rope.dim, rope.theta):
         raise PeerError("The model scales its rotary positions, which is not written as safetensors yet.")
     return {
         "architectures": ["LlamaForCausalLM"],

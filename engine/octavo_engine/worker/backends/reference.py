@@ -70,7 +70,7 @@ def build_reference(
         )
     weights = load_weights(checkpoint, progress or _silent)
     workers = start_workers(threads or len(os.sched_getaffinity(0)))
-    model = ReferenceModel(checkpoint.spec, weights, block_size, workers)
+    model = ReferenceModel(checkpoint.spec, weights, block_size, workers, max_model_len or checkpoint.spec.max_position)
     _check_machine(model)
     return model
 
@@ -100,16 +100,18 @@ class ReferencePlan(NamedTuple):
 class ReferenceModel:
     """An `Executable`: x is float32 [T, hidden_size]."""
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, block_size: int, workers: Workers) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, block_size: int, workers: Workers, max_position: int
+    ) -> None:
         self.spec = spec
         self.weights = weights
         self.vocab_size = spec.vocab_size
         self.num_layers = len(spec.layers)
-        self.max_position = spec.max_position
+        self.max_position = max_position
         self.layout = ReferenceLayout(spec, block_size)
         self._workers = workers
         self._tables = {
-            rope: tuple(torch.from_numpy(part) for part in rope_table(rope, spec.max_position))
+            rope: tuple(torch.from_numpy(part) for part in rope_table(rope, self.max_position))
             for rope in {layer.attention.rope for layer in spec.layers}
         }
 
