@@ -84,8 +84,17 @@ def rms_norm(
 ) -> None:
     """total = x + residual; out = total / sqrt(mean(total²) + eps) · weight. x, residual, out, total: [T, d]."""
 
-def silu_mul(pool: Pool, gate_up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out [T, d] = silu(gate) · up of gate_up = [gate | up], [T, 2 · d]."""
+def activate(
+    pool: Pool,
+    panels: NDArray[np.float32],
+    out: NDArray[np.float32],
+    activation: str = "silu",
+    bias: NDArray[np.float32] | None = None,
+) -> None:
+    """out [T, n] = activation(gate + bias[:n]) · (up + bias[n:]) of panels [T, ⌈n / 16⌉ · 32]: 16 features of gate, the
+    same of up, and so on. The bits are those of the gated product that is otherwise one call. activation: silu or
+    gelu_tanh.
+    """
 
 class CacheLayout:
     """How one layer's blocks of 16 tokens lie in memory. dtype: f32, bf16 or int8 (one scale per token and head)."""
@@ -269,8 +278,31 @@ def attend(pool: Pool, layer: Layer, step: Step, x: NDArray[np.float32]) -> None
 def mlp(pool: Pool, layer: Layer, x: NDArray[np.float32]) -> None:
     """x [T, d] += the layer's feed-forward block: norm, gated product, product back."""
 
-def forward(pool: Pool, layers: Sequence[Layer], step: Step, x: NDArray[np.float32]) -> None:
-    """Do both for each of the layers in order; a layer without a feed-forward block only attends."""
+class LayerLora:
+    """What an adapter adds to the products of one layer. gate_up: [⌈n / 16⌉ · 32, d] in the columns of `activate`."""
+
+    def __init__(
+        self,
+        *,
+        qkv: Lora | None = None,
+        output: Lora | None = None,
+        gate_up: Lora | None = None,
+        down: Lora | None = None,
+    ) -> None: ...
+
+def forward(
+    pool: Pool,
+    layers: Sequence[Layer],
+    step: Step,
+    x: NDArray[np.float32],
+    adapters: Sequence[Sequence[LayerLora]] = (),
+    index: NDArray[np.int32] | None = None,
+) -> None:
+    """Do both for each of the layers in order; a layer without a feed-forward block only attends.
+
+    adapters: of each its parts, layer after layer. index: [T], which adapter a token has, -1: none; such a token's bits
+    are those of a step without adapters.
+    """
 
 def embed(pool: Pool, weight: Weight, ids: NDArray[np.int32], out: NDArray[np.float32], scale: float = 1.0) -> None:
     """out [T, k] = rows `ids` [T] of a weight [n, k] that is not gated, times scale."""

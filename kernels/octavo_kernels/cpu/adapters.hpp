@@ -40,9 +40,9 @@ struct AdaptedRows {
     std::int64_t out_stride;
 };
 
-// out[row] += scale * (x[row] · aᵀ) · bᵀ of the row's adapter. Rows without one cost nothing; a row's result depends on
-// nothing but the row and its adapter. The adapters are of one shape but for their ranks. The caller holds the pool's
-// mutex.
+// out[row] += scale * (x[row] · aᵀ) · bᵀ of the row's adapter, null being one that adds nothing. Rows without one cost
+// nothing; a row's result depends on nothing but the row and its adapter. The adapters are of one shape but for their
+// ranks. The caller holds the pool's mutex.
 void run_adapters(const Kernels& kernels, Pool& pool, const std::vector<const Adapter*>& adapters,
                   const AdaptedRows& adapted);
 

@@ -99,6 +99,16 @@ struct RmsNorm {
     float eps;
 };
 
+// Rows of a gated product before its gate, panel by panel as its weights are joined: out = activation(gate + its bias)
+// * (up + its bias), the bits of an epilogue that does the same.
+struct Activation {
+    const float* panels;  // [rows, panels, PANEL]
+    const float* bias;    // [2 * features], first gate's, then up's; or null
+    Gate gate;
+    float* out;  // [rows, features]
+    int rows, features;
+};
+
 // Rows on their way into a product: gathered, normed as RmsNorm does, written as Gemm::input wants them, in one pass.
 struct Prepare {
     const float* x;         // [any, width]
@@ -248,7 +258,7 @@ struct Kernels {
     void (*softcap)(const Parallel&, float* x, int64_t count, float cap);  // x = tanh(x / cap) * cap
     void (*route)(const Parallel&, const Route&);
     void (*lora)(const Parallel&, const LoraJob&);
-    void (*silu_mul)(const Parallel&, const float* gate_up, float* out, int rows, int width);
+    void (*activate)(const Parallel&, const Activation&);
     void (*rope_cache)(const Parallel&, const RopeCache&);
     void (*attention)(const Parallel&, const Attention&);
     // maxima: [partitions][16], of every sixteenth logit of a partition.

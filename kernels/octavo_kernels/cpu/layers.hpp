@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapters.hpp"
 #include "attention_plan.hpp"
 #include "product.hpp"
 
@@ -34,8 +35,22 @@ struct LayerPlan {
     const float* sin;
 };
 
-// x [tokens, d] += the block of x. The caller holds the pool's mutex.
-void run_attention_block(Runner& runner, const AttentionBlock& block, const LayerPlan& plan, float* x);
-void run_feed_forward(Runner& runner, const FeedForward& block, int tokens, float* x);
+// What an adapter adds to a layer's products; null: nothing. gate_up has its columns where a gated product's panels
+// have them before the gate.
+struct LayerAdapter {
+    const Adapter *qkv, *output, *gate_up, *down;
+};
+
+// The adapters of one layer, and which of them each token of a step has (below 0: none).
+struct AdaptedLayer {
+    std::vector<const LayerAdapter*> adapters;
+    const std::int32_t* index;
+};
+
+// x [tokens, d] += the block of x. adapted: null where no token has an adapter; a token without one has the same bits
+// either way. The caller holds the pool's mutex.
+void run_attention_block(Runner& runner, const AttentionBlock& block, const LayerPlan& plan,
+                         const AdaptedLayer* adapted, float* x);
+void run_feed_forward(Runner& runner, const FeedForward& block, int tokens, const AdaptedLayer* adapted, float* x);
 
 }  // namespace octavo

@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "binding.hpp"
+#include "weight.hpp"
 
 namespace octavo {
 namespace {
@@ -22,12 +22,15 @@ void rms_norm(Runner& runner, In2 x, In1 weight, float eps, Out2 out, std::optio
     runner.kernels.rms_norm(call.parallel, norm);
 }
 
-void silu_mul(Runner& runner, In2 gate_up, Out2 out) {
-    const std::size_t rows = gate_up.shape(0), width = gate_up.shape(1) / 2;
-    require_shape(gate_up, "gate_up", {rows, 2 * width});
-    require_shape(out, "out", {rows, width});
+void activate(Runner& runner, In2 panels, Out2 out, const std::string& activation, std::optional<In1> bias) {
+    const std::size_t rows = out.shape(0), features = out.shape(1);
+    const int columns = panel_columns(static_cast<int>(features));
+    require_shape(panels, "panels", {rows, static_cast<std::size_t>(columns)});
+    if (bias) require_shape(*bias, "bias", {2 * features});
+    const Activation job{panels.data(), data_or_null(bias),     gate_named(activation),
+                         out.data(),    static_cast<int>(rows), static_cast<int>(features)};
     Call call(runner);
-    runner.kernels.silu_mul(call.parallel, gate_up.data(), out.data(), static_cast<int>(rows), static_cast<int>(width));
+    runner.kernels.activate(call.parallel, job);
 }
 
 std::vector<std::string> variants() {
@@ -51,11 +54,12 @@ NB_MODULE(_native, module) {
     module.def("rms_norm", &rms_norm, nb::arg("pool"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
                nb::arg("eps"), nb::arg("out").noconvert(), nb::arg("residual").noconvert() = nb::none(),
                nb::arg("total").noconvert() = nb::none());
-    module.def("silu_mul", &silu_mul, nb::arg("pool"), nb::arg("gate_up").noconvert(), nb::arg("out").noconvert());
+    module.def("activate", &activate, nb::arg("pool"), nb::arg("panels").noconvert(), nb::arg("out").noconvert(),
+               nb::arg("activation") = "silu", nb::arg("bias").noconvert() = nb::none());
     bind_linear(module);
     bind_attention(module);
     bind_sampling(module);
+    bind_lora(module);
     bind_layers(module);
     bind_experts(module);
-    bind_lora(module);
 }

@@ -140,8 +140,22 @@ public:
 
     bool feeds_forward() const { return feed_forward_.down.data != nullptr; }
 
+    // Raises what does not fit of an adapter.
+    void check(const LayerAdapter& adapter) const {
+        check_part(adapter.qkv, "qkv", attention_.qkv.n, attention_.qkv.k);
+        check_part(adapter.output, "output", attention_.output.n, attention_.output.k);
+        if (!feeds_forward()) {
+            require(adapter.gate_up == nullptr && adapter.down == nullptr,
+                    "An adapter of gate_up or down needs a layer with a feed-forward block.");
+            return;
+        }
+        const Matrix& gated = feed_forward_.gate_up;
+        check_part(adapter.gate_up, "gate_up", panel_columns(gated.features()), gated.k);
+        check_part(adapter.down, "down", feed_forward_.down.n, feed_forward_.down.k);
+    }
+
     // Both are for who is inside a call.
-    void attend(Runner& runner, Step& step, const Out2& x) const {
+    void attend(Runner& runner, Step& step, const AdaptedLayer* adapted, const Out2& x) const {
         require_shape(x, "x", {step.tokens(), width_});
         require(attention_.cache.data != nullptr, "The layer has no cache yet: bind one.");
         require(group_ < step.groups(), "The step has no block tables for the layer's group.");
@@ -151,13 +165,13 @@ public:
         require(attention.blocks_seen <= blocks, "A block that a query sees is not in the cache.");
         const float* factors = step.factors(rope_);
         const LayerPlan plan{attention, step.slots(group_), factors, factors + step.tokens() * rope_.half()};
-        run_attention_block(runner, attention_, plan, x.data());
+        run_attention_block(runner, attention_, plan, adapted, x.data());
     }
 
-    void feed_forward(Runner& runner, const Out2& x) const {
+    void feed_forward(Runner& runner, const AdaptedLayer* adapted, const Out2& x) const {
         require_shape(x, "x", {x.shape(0), width_});
         require(feeds_forward(), "The layer was made without a feed-forward block.");
-        run_feed_forward(runner, feed_forward_, static_cast<int>(x.shape(0)), x.data());
+        run_feed_forward(runner, feed_forward_, static_cast<int>(x.shape(0)), adapted, x.data());
     }
 
 private:
@@ -165,6 +179,11 @@ private:
         require(!weight.gate_up && weight.n == n && weight.k == k,
                 std::string(name) + " is [" + std::to_string(weight.n) + ", " + std::to_string(weight.k) + "] where [" +
                     std::to_string(n) + ", " + std::to_string(k) + "] is needed.");
+    }
+    static void check_part(const Adapter* adapter, const char* name, int columns, int width) {
+        require(adapter == nullptr || (adapter->columns() == columns && adapter->width() == width),
+                std::string("An adapter of ") + name + " has b with " + std::to_string(columns) + " rows and a with " +
+                    std::to_string(width) + " columns.");
     }
     const float* keep(const Vector& vector, const char* name, std::size_t size) {
         if (!vector) return nullptr;
@@ -186,19 +205,45 @@ private:
 
 void attend(Runner& runner, const Layer& layer, Step& step, Out2 x) {
     Call call(runner);
-    layer.attend(runner, step, x);
+    layer.attend(runner, step, nullptr, x);
 }
 
 void mlp(Runner& runner, const Layer& layer, Out2 x) {
     Call call(runner);
-    layer.feed_forward(runner, x);
+    layer.feed_forward(runner, nullptr, x);
 }
 
-void forward(Runner& runner, const std::vector<const Layer*>& layers, Step& step, Out2 x) {
+// Of each adapter, what it adds to each layer.
+using LayerAdapters = std::vector<std::vector<const LayerAdapter*>>;
+
+// For each layer its adapters; nothing where no token has one.
+std::vector<AdaptedLayer> adapt(const std::vector<const Layer*>& layers, const LayerAdapters& adapters,
+                                const std::optional<Int1>& index, std::size_t tokens) {
+    if (!index) return {};
+    require_shape(*index, "index", {tokens});
+    const std::int32_t* end = index->data() + tokens;
+    const auto count = static_cast<std::int32_t>(adapters.size());
+    require(std::all_of(index->data(), end, [count](std::int32_t i) { return i < count; }),
+            "A token has an adapter beyond the last of " + std::to_string(count) + ".");
+    std::vector<AdaptedLayer> adapted(layers.size(), {{}, index->data()});
+    for (const std::vector<const LayerAdapter*>& adapter : adapters) {
+        require(adapter.size() == layers.size(), "An adapter has a part for each layer.");
+        for (std::size_t at = 0; at < layers.size(); ++at) {
+            layers[at]->check(*adapter[at]);
+            adapted[at].adapters.push_back(adapter[at]);
+        }
+    }
+    return adapted;
+}
+
+void forward(Runner& runner, const std::vector<const Layer*>& layers, Step& step, Out2 x, const LayerAdapters& adapters,
+             std::optional<Int1> index) {
+    const std::vector<AdaptedLayer> adapted = adapt(layers, adapters, index, step.tokens());
     Call call(runner);
-    for (const Layer* layer : layers) {
-        layer->attend(runner, step, x);
-        if (layer->feeds_forward()) layer->feed_forward(runner, x);
+    for (std::size_t at = 0; at < layers.size(); ++at) {
+        const AdaptedLayer* here = adapted.empty() ? nullptr : &adapted[at];
+        layers[at]->attend(runner, step, here, x);
+        if (layers[at]->feeds_forward()) layers[at]->feed_forward(runner, here, x);
     }
 }
 
@@ -267,7 +312,13 @@ void bind_layers(nb::module_& module) {
         .def("bind", &Layer::bind, nb::arg("cache").noconvert());
     module.def("attend", &attend, nb::arg("pool"), nb::arg("layer"), nb::arg("step"), nb::arg("x").noconvert());
     module.def("mlp", &mlp, nb::arg("pool"), nb::arg("layer"), nb::arg("x").noconvert());
-    module.def("forward", &forward, nb::arg("pool"), nb::arg("layers"), nb::arg("step"), nb::arg("x").noconvert());
+    nb::class_<LayerAdapter>(module, "LayerLora")
+        .def(nb::init<const Adapter*, const Adapter*, const Adapter*, const Adapter*>(), nb::kw_only(),
+             nb::arg("qkv") = nb::none(), nb::arg("output") = nb::none(), nb::arg("gate_up") = nb::none(),
+             nb::arg("down") = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+             nb::keep_alive<1, 5>());
+    module.def("forward", &forward, nb::arg("pool"), nb::arg("layers"), nb::arg("step"), nb::arg("x").noconvert(),
+               nb::arg("adapters") = LayerAdapters{}, nb::arg("index").noconvert() = nb::none());
     module.def("embed", &embed, nb::arg("pool"), nb::arg("weight"), nb::arg("ids").noconvert(),
                nb::arg("out").noconvert(), nb::arg("scale") = 1.0f);
     module.def("logits", &logits, nb::arg("pool"), nb::arg("norm").noconvert(), nb::arg("eps"), nb::arg("head"),

@@ -29,10 +29,15 @@ Weight::Weight(const std::string& layout, std::size_t n, std::size_t k, bool gat
                                                            " are needed: pack it again.");
 }
 
-Gate gate_of(const Weight& weight, const std::string& activation) {
+Gate gate_named(const std::string& activation) {
     require(activation == "silu" || activation == "gelu_tanh",
             "The activation of a gated product is silu or gelu_tanh, not " + activation + ".");
-    return !weight.gate_up ? NO_GATE : activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
+    return activation == "silu" ? GATE_SILU : GATE_GELU_TANH;
+}
+
+Gate gate_of(const Weight& weight, const std::string& activation) {
+    const Gate gate = gate_named(activation);
+    return weight.gate_up ? gate : NO_GATE;
 }
 
 namespace {

@@ -29,7 +29,7 @@ public:
     std::mutex& mutex() { return mutex_; }
 
     // Memory that lasts until the next call that asks for the same purpose, 64-byte aligned.
-    enum Purpose { INPUT, SCRATCH, PARTIALS, QKV, QUERIES, HIDDEN, PRODUCT, EXPERTS, PURPOSES };
+    enum Purpose { INPUT, SCRATCH, PARTIALS, QKV, QUERIES, HIDDEN, PRODUCT, NORMED, EXPERTS, PURPOSES };
     void* workspace(Purpose purpose, std::size_t bytes);
 
 private:

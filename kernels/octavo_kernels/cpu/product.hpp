@@ -15,6 +15,9 @@ struct Matrix {
     int features() const { return gate_up ? n / 2 : n; }
 };
 
+// Columns of a gated product before its gate: whole panels of so many gate features and as many up features.
+inline int panel_columns(int features) { return (features + PANEL / 2 - 1) / (PANEL / 2) * PANEL; }
+
 struct Norm {
     const float* weight = nullptr;  // null: no norm
     float eps = 0.0f;

@@ -20,7 +20,8 @@ struct Weight {
     }
 };
 
-// The gate of a weight's product; activation is silu or gelu_tanh.
+// The gate of an activation's name, silu or gelu_tanh; and of a weight's product.
+Gate gate_named(const std::string& activation);
 Gate gate_of(const Weight& weight, const std::string& activation);
 
 }  // namespace octavo

@@ -34,6 +34,15 @@ def pack(
     return Weight(layout, n, k, gate_up, data)
 
 
+def panel_columns(features: int) -> tuple[NDArray[np.intp], int]:
+    """Return where a gated product's gate features stand in its panels, and how many columns these have in all.
+
+    The up projection's features stand 16 columns further on.
+    """
+    at = np.arange(features)
+    return at // 16 * 32 + at % 16, -(-features // 16) * 32
+
+
 def aligned_bytes(size: int) -> NDArray[np.uint8]:
     """Return uninitialised memory that begins with a cache line."""
     room = np.empty(size + ALIGNMENT, dtype=np.uint8)

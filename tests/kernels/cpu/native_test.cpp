@@ -17,6 +17,7 @@
 #include "isa.hpp"
 #include "pack.hpp"
 #include "pool.hpp"
+#include "product.hpp"
 #include "unpack.hpp"
 
 using namespace octavo;
@@ -126,7 +127,7 @@ void check_rows(const Setting& s, int rows, int width) {
     const auto size = static_cast<std::size_t>(rows * width);
     const std::vector<float> x = numbers(size), residual = numbers(size),
                              weight = numbers(static_cast<std::size_t>(width));
-    std::vector<float> total(size), out(size), activated(size / 2);
+    std::vector<float> total(size), out(size);
     s.kernels.rms_norm(s.pool.parallel(),
                        {x.data(), residual.data(), weight.data(), total.data(), out.data(), rows, width, 1e-6f});
     for (int r = 0; r < rows; ++r) {
@@ -143,13 +144,14 @@ void check_rows(const Setting& s, int rows, int width) {
                     s.kernels.name, "the norm");
         }
     }
-    if (width % 2) return;
-    s.kernels.silu_mul(s.pool.parallel(), x.data(), activated.data(), rows, width / 2);
-    for (std::size_t i = 0; i < activated.size(); ++i) {
-        const auto half = static_cast<std::size_t>(width / 2);
-        const double gate = double(x[i / half * 2 * half + i % half]),
-                     up = double(x[i / half * 2 * half + half + i % half]);
-        require(std::fabs(activated[i] - gate / (1 + std::exp(-gate)) * up) < 1e-5, s.kernels.name, "the activation");
+    const int columns = panel_columns(width);
+    const std::vector<float> panels = numbers(static_cast<std::size_t>(rows * columns));
+    s.kernels.activate(s.pool.parallel(), {panels.data(), nullptr, GATE_SILU, out.data(), rows, width});
+    for (int i = 0; i < rows * width; ++i) {
+        const auto at = static_cast<std::size_t>(i / width * columns + i % width / 16 * 32 + i % width % 16);
+        const double gate = double(panels[at]), up = double(panels[at + 16]);
+        require(std::fabs(out[static_cast<std::size_t>(i)] - gate / (1 + std::exp(-gate)) * up) < 1e-5, s.kernels.name,
+                "the activation");
     }
 }
 

@@ -13,6 +13,8 @@ from octavo_kernels import reference
 from octavo_kernels.cpu._native import (
     CacheLayout,
     Layer,
+    LayerLora,
+    Lora,
     Pool,
     Rope,
     Step,
@@ -27,7 +29,7 @@ from octavo_kernels.cpu._native import (
     rms_norm,
     rope_and_cache,
 )
-from octavo_kernels.cpu.weights import pack
+from octavo_kernels.cpu.weights import pack, panel_columns
 from tests.kernels.cpu.weight_samples import FLOATS, GGUF_KINDS, QUANTISED, sample
 
 Floats = NDArray[np.float32]
@@ -446,3 +448,123 @@ def test_what_does_not_fit_is_refused(pool: Pool) -> None:
         attend(pool, grouped, step_of(rows), x)
     with pytest.raises(ValueError, match="not in the vocabulary"):
         embed(pool, parts.packed["down"], np.array([WIDTH], np.int32), np.empty((1, HIDDEN), np.float32))
+
+
+def small(rng: np.random.Generator, *shape: int) -> Floats:
+    return (rng.standard_normal(shape) * 0.05).astype(np.float32)
+
+
+class Adaptation(NamedTuple):
+    """An adapter of a layer, and what it adds to each of its matrices."""
+
+    native: LayerLora
+    added: dict[str, Floats]
+
+
+def make_adaptation(seed: int, products: tuple[str, ...]) -> Adaptation:
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH),
+        "output": (WIDTH, HEADS * HEAD_DIM),
+        "gate_up": (2 * HIDDEN, WIDTH),
+        "down": (WIDTH, HIDDEN),
+    }
+    parts, added = {}, {}
+    for name in products:
+        (n, k), rank, scale = shapes[name], 3 + seed, 0.5 + seed
+        a, b = small(rng, rank, k), small(rng, n, rank)
+        added[name] = scale * (b @ a)
+        if name == "gate_up":
+            gate, columns = panel_columns(HIDDEN)
+            panels = np.zeros((columns, rank), np.float32)
+            panels[gate], panels[gate + 16] = b[:HIDDEN], b[HIDDEN:]
+            b = panels
+        parts[name] = Lora(a, b, scale)
+    return Adaptation(LayerLora(**parts), added)
+
+
+ALL_PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+
+def run_adapted(
+    pool: Pool, parts: Parts, rows: Rows, blocks: int, adapters: list[Adaptation], index: NDArray[np.int32] | None
+) -> Floats:
+    layers = [make_layer(parts), make_layer(parts)]
+    for layer in layers:
+        layer.bind(make_cache(pool, parts.layout, blocks))
+    x = input_of(len(rows.positions))
+    forward(pool, layers, step_of(rows), x, [[adapter.native] * 2 for adapter in adapters], index)
+    return x
+
+
+@pytest.mark.parametrize(("kind", "cache_type", "options"), COMBINATIONS)
+def test_tokens_without_an_adapter_have_the_bits_of_a_step_without_adapters(
+    pool: Pool, kind: str, cache_type: str, options: str
+) -> None:
+    parts = make_parts(pool, kind, cache_type, OPTIONS[options])
+    rows, blocks = make_rows(SEQUENCES)
+    adapters = [make_adaptation(0, ALL_PRODUCTS), make_adaptation(1, ("qkv",)), make_adaptation(2, ("gate_up",))]
+    # An adapter for each sequence: its tokens read what they themselves wrote.
+    index = np.repeat(np.array([0, -1, -1, 1, 2, -1], np.int32), np.diff(rows.offsets))
+    plain = run_adapted(pool, parts, rows, blocks, [], None)
+    mixed = run_adapted(pool, parts, rows, blocks, adapters, index)
+    assert np.array_equal(mixed[index < 0].view(np.uint32), plain[index < 0].view(np.uint32))
+    assert all((mixed[index == which] != plain[index == which]).any() for which in range(3))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_1"])
+def test_an_adapted_sequence_has_the_same_bits_alone_and_among_others(pool: Pool, kind: str) -> None:
+    parts = make_parts(pool, kind, "int8", QWEN)
+    adapters = [make_adaptation(0, ALL_PRODUCTS), make_adaptation(1, ALL_PRODUCTS)]
+    rows, blocks = make_rows(SEQUENCES)
+    owners = np.repeat(np.arange(len(SEQUENCES)), np.diff(rows.offsets))
+    index = (owners % 2).astype(np.int32)
+    together = run_adapted(pool, parts, rows, blocks, adapters, index)
+    for sequence in range(len(SEQUENCES)):
+        mine = owners == sequence
+        if not mine.any():
+            continue
+        x, layers = input_of(len(owners))[mine], [make_layer(parts), make_layer(parts)]
+        for layer in layers:
+            layer.bind(make_cache(pool, parts.layout, blocks))
+        offsets = np.array([0, mine.sum()], np.int32)
+        alone = Step(
+            rows.positions[mine], offsets, rows.contexts[sequence : sequence + 1],
+            [rows.tables[sequence : sequence + 1]], [rows.slots[mine]],
+        )  # fmt: skip
+        only = [[adapters[sequence % 2].native] * 2]
+        forward(pool, layers, alone, x, only, np.zeros(int(mine.sum()), np.int32))
+        assert np.array_equal(x.view(np.uint32), together[mine].view(np.uint32))
+
+
+@pytest.mark.parametrize("products", [*((name,) for name in ALL_PRODUCTS), ALL_PRODUCTS])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_adapted_layer_is_the_one_whose_weights_have_it_added(
+    pool: Pool, products: tuple[str, ...], options: str
+) -> None:
+    parts = make_parts(pool, "F32", "f32", OPTIONS[options])
+    rows, blocks = make_rows([(33, 33), (17, 17), (1, 1)])
+    adaptation = make_adaptation(1, products)
+    x, layer = input_of(len(rows.positions)), make_layer(parts)
+    layer.bind(np.zeros((blocks, parts.layout.block_bytes), np.uint8))
+    got = x.copy()
+    forward(pool, [layer], step_of(rows), got, [[adaptation.native]], np.zeros(len(x), np.int32))
+    merged = {name: values + adaptation.added.get(name, np.float32(0)) for name, values in parts.floats.items()}
+    empty = np.zeros((blocks, BLOCK, KV_HEADS, HEAD_DIM), np.float32)
+    _, wanted = reference_block(parts._replace(floats=merged), rows, empty, empty.copy(), x)
+    assert np.abs(got - wanted).max() < 2e-5 * np.abs(wanted).max()
+
+
+def test_an_adapter_that_does_not_fit_its_layer_is_named(pool: Pool) -> None:
+    parts = make_parts(pool, "F32", "f32", PLAIN)
+    rows, blocks = make_rows([(1, 1)])
+    layer = make_layer(parts)
+    layer.bind(make_cache(pool, parts.layout, blocks))
+    wrong = LayerLora(down=Lora(np.zeros((2, WIDTH), np.float32), np.zeros((WIDTH, 2), np.float32), 1.0))
+    none, zero = np.full(1, -1, np.int32), np.zeros(1, np.int32)
+    with pytest.raises(ValueError, match=f"An adapter of down has b with {WIDTH} rows and a with {HIDDEN} columns"):
+        forward(pool, [layer], step_of(rows), input_of(1), [[wrong]], none)
+    with pytest.raises(ValueError, match="a part for each layer"):
+        forward(pool, [layer], step_of(rows), input_of(1), [[]], none)
+    with pytest.raises(ValueError, match="beyond the last of 0"):
+        forward(pool, [layer], step_of(rows), input_of(1), [], zero)

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from octavo_kernels.cpu._native import CacheLayout, Pool, embed, linear, rms_norm, rope_and_cache, silu_mul
+from octavo_kernels.cpu._native import CacheLayout, Pool, activate, embed, linear, rms_norm, rope_and_cache
 from octavo_kernels.cpu.weights import pack
 from octavo_kernels.reference import rms_norm as reference_norm
 from octavo_kernels.reference import rope as reference_rope
 from octavo_kernels.reference import silu_mul as reference_silu_mul
 from tests.kernels.cpu.test_linear import as_computed
+from tests.kernels.cpu.test_rows import in_panels
 from tests.kernels.cpu.weight_samples import QUANTISED, sample, unit
 
 Floats = NDArray[np.float32]
@@ -54,7 +55,7 @@ def test_norms_and_activations(pool: Pool, rows: int, width: int, seed: int) -> 
     wanted, _ = reference_norm(torch.from_numpy(x), torch.from_numpy(weight), 1e-6)
     np.testing.assert_allclose(out, wanted, rtol=2e-5, atol=2e-6)
     gate_up = floats(rng, rows, 2 * width) * 8
-    silu_mul(pool, gate_up, out)
+    activate(pool, in_panels(gate_up), out)
     np.testing.assert_allclose(out, reference_silu_mul(torch.from_numpy(gate_up)), rtol=1e-5, atol=1e-6)
 
 

@@ -83,7 +83,7 @@ void add_norm(const Parallel&, const AddNorm&);
 void softcap(const Parallel&, float*, int64_t, float);
 void route(const Parallel&, const Route&);
 void lora(const Parallel&, const LoraJob&);
-void silu_mul(const Parallel&, const float*, float*, int, int);
+void activate(const Parallel&, const Activation&);
 void rope_cache(const Parallel&, const RopeCache&);
 void attention(const Parallel&, const Attention&);
 

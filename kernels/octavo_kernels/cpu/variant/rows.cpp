@@ -233,15 +233,17 @@ struct Cap {
 };
 
 struct Activate {
-    const float* gate_up;
-    float* out;
-    int width;
+    const Activation& job;
 
     void row(int r) const {
-        const float* gate = gate_up + static_cast<int64_t>(r) * width * 2;
-        for (int i = 0; i < width; i += 16) {
-            const F value = mul(silu(load_first(gate + i, width - i)), load_first(gate + width + i, width - i));
-            store_first(out + static_cast<int64_t>(r) * width + i, value, width - i);
+        const int features = job.features, stride = divide_up(features, PANEL / 2) * PANEL;
+        const float* row = job.panels + static_cast<int64_t>(r) * stride;
+        float* out = job.out + static_cast<int64_t>(r) * features;
+        for (int i = 0; i < features; i += 16) {
+            const int count = features - i;
+            const F gate = add_bias(load(row + i * 2), job.bias, i, count);
+            const F up = add_bias(load(row + i * 2 + 16), job.bias, features + i, count);
+            store_first(out + i, mul(job.gate == GATE_SILU ? silu(gate) : gelu_tanh(gate), up), count);
         }
     }
 };
@@ -258,8 +260,6 @@ void softcap(const Parallel& parallel, float* x, int64_t count, float cap) {
     run_rows(parallel, Cap{x, count, cap}, static_cast<int>((count + Cap::PIECE - 1) / Cap::PIECE));
 }
 
-void silu_mul(const Parallel& parallel, const float* gate_up, float* out, int rows, int width) {
-    run_rows(parallel, Activate{gate_up, out, width}, rows);
-}
+void activate(const Parallel& parallel, const Activation& job) { run_rows(parallel, Activate{job}, job.rows); }
 
 }  // namespace octavo::OCTAVO_VARIANT
