@@ -18,6 +18,7 @@ class Part(NamedTuple):
     tokens: Sequence[int]
     start: int
     every_position: bool = False
+    adapter: int = -1
 
 
 def build_step(parts: Sequence[Part], block_size: int = 16, groups: int = 1) -> ModelStep:
@@ -52,7 +53,7 @@ def build_step(parts: Sequence[Part], block_size: int = 16, groups: int = 1) -> 
         block_tables=(tables,) * groups,
         slots=(np.asarray(slots, dtype=np.int64),) * groups,
         logit_tokens=ints(wanted),
-        adapters=ints([-1] * len(parts)),
+        adapters=ints([part.adapter for part in parts]),
     )
 
 
@@ -80,7 +81,7 @@ class Generation(NamedTuple):
     logits: list[NDArray[np.float32]]
 
 
-def generate(model: Executable, prompts: Sequence[Sequence[int]], num_tokens: int) -> Generation:
+def generate(model: Executable, prompts: Sequence[Sequence[int]], num_tokens: int, adapter: int = -1) -> Generation:
     """Decode greedily, all prompts in one batch, over scattered blocks."""
     longest = max(len(prompt) for prompt in prompts) + num_tokens
     own = tables(len(prompts), -(-longest // 16), seed=len(prompts))
@@ -90,7 +91,11 @@ def generate(model: Executable, prompts: Sequence[Sequence[int]], num_tokens: in
     steps: list[NDArray[np.float32]] = []
     for _ in range(num_tokens):
         logits = run(
-            model, *(Part(own[row], tokens[computed[row] :], computed[row]) for row, tokens in enumerate(known))
+            model,
+            *(
+                Part(own[row], tokens[computed[row] :], computed[row], adapter=adapter)
+                for row, tokens in enumerate(known)
+            ),
         )
         steps.append(logits)
         computed = [len(tokens) for tokens in known]

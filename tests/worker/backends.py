@@ -57,14 +57,14 @@ def write_random_llama(folder: Path, *, max_position: int = 256) -> None:
 
 
 @cache
-def _random_llama_folder() -> tempfile.TemporaryDirectory:
+def random_llama_folder() -> tempfile.TemporaryDirectory:
     folder = tempfile.TemporaryDirectory(prefix="octavo-test-")
     write_random_llama(Path(folder.name))
     return folder
 
 
 def _build_cpu(**precision):
-    return build(Path(_random_llama_folder().name), **precision)
+    return build(Path(random_llama_folder().name), **precision)
 
 
 BACKENDS = {

@@ -9,7 +9,21 @@ import numpy as np
 
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
-from octavo_engine.ipc.messages import Abort, Refused, SamplingParams, Shutdown, Snapshot, Step, StopRule, Submit
+from octavo_engine.ipc.messages import (
+    Abort,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    Refused,
+    SamplingParams,
+    Shutdown,
+    Snapshot,
+    Step,
+    StopRule,
+    Submit,
+    UnloadAdapter,
+)
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.executor import make_executor
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
@@ -56,9 +70,20 @@ class Client:
     def __init__(self, pipes):
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
         self.snapshot, self.steps, self.prompt_logprobs, self.logprobs = None, 0, {}, {}
+        self.adapters = []
 
     def submit(
-        self, request, prompt, *, max_tokens=10, n=1, min_tokens=0, stop_token_ids=(), prompt_logprobs=-1, **sampling
+        self,
+        request,
+        prompt,
+        *,
+        max_tokens=10,
+        n=1,
+        min_tokens=0,
+        stop_token_ids=(),
+        prompt_logprobs=-1,
+        adapter=-1,
+        **sampling,
     ):
         self.pipes.down.put(
             Submit(
@@ -68,8 +93,23 @@ class Client:
                 StopRule(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids),
                 n=n,
                 prompt_logprobs=prompt_logprobs,
+                adapter=adapter,
             )
         )
+
+    def load(self, slot, folder):
+        """Load an adapter, and return what was said of it."""
+        self.pipes.down.put(LoadAdapter(slot, str(folder)))
+        return self.wait_adapter(slot)
+
+    def unload(self, slot):
+        self.pipes.down.put(UnloadAdapter(slot))
+
+    def wait_adapter(self, slot):
+        self.until(lambda: any(message.slot == slot for message in self.adapters))
+        message = next(message for message in self.adapters if message.slot == slot)
+        self.adapters.remove(message)
+        return message
 
     def abort(self, request, choice=-1):
         self.pipes.down.put(Abort(request, choice))
@@ -80,6 +120,9 @@ class Client:
             raise message
         if isinstance(message, Refused):
             self.refused[message.request] = message
+            return
+        if isinstance(message, AdapterLoaded | AdapterFailed | AdapterUnloaded):
+            self.adapters.append(message)
             return
         assert isinstance(message, Step)
         self.snapshot = message.snapshot
@@ -118,7 +161,14 @@ def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, **sizes
     compiler = tokens and GrammarCompiler(tokens, executable.vocab_size, EOS)
     vocab_size = executable.vocab_size
     loop = EngineLoop(
-        pipes, scheduler, executor, vocab_size=vocab_size, eos_token_ids=EOS, depth=depth, compiler=compiler
+        pipes,
+        scheduler,
+        executor,
+        vocab_size=vocab_size,
+        eos_token_ids=EOS,
+        depth=depth,
+        compiler=compiler,
+        open_adapter=executable.open_adapter,
     )
 
     thread = ThreadPoolExecutor(1)

@@ -46,7 +46,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """A new request: `prompt` is int32 token ids, little endian; `age_seconds` how long ago it arrived.
 
     From `prompt_logprobs` 0 on the first choice tells the log-probability of each prompt token but the first, and so
-    many alternatives.
+    many alternatives. `adapter` is the slot of a loaded adapter, -1 for none.
     """
 
     request: int
@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     salt: str = ""
     age_seconds: float = 0.0
     prompt_logprobs: int = -1
+    adapter: int = -1
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
@@ -67,11 +68,27 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
     choice: int = -1
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Read a LoRA adapter's folder into a slot that is free; `AdapterLoaded` or `AdapterFailed` answers."""
+
+    slot: int
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Free a slot once the requests that have its adapter have ended; `AdapterUnloaded` answers then.
+
+    No request may name it any more.
+    """
+
+    slot: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the loop and exit 0."""
 
 
-ToEngine = Submit | Abort | Shutdown
+ToEngine = Submit | Abort | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -162,10 +179,30 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     detail: str
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag="adapter_loaded"):
+    """A slot's adapter may be asked for. `digest` is of its content."""
+
+    slot: int
+    digest: str
+
+
+class AdapterFailed(msgspec.Struct, frozen=True, tag="adapter_failed"):
+    """A slot's adapter cannot be loaded; the slot stays free. `detail` is one sentence for who asked."""
+
+    slot: int
+    detail: str
+
+
+class AdapterUnloaded(msgspec.Struct, frozen=True, tag="adapter_unloaded"):
+    """A slot is free."""
+
+    slot: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine cannot start, or cannot go on; the process ends after this message."""
 
     detail: str
 
 
-ToServer = Progress | Loaded | Step | Refused | Failed
+ToServer = Progress | Loaded | Step | Refused | AdapterLoaded | AdapterFailed | AdapterUnloaded | Failed

@@ -71,7 +71,7 @@ class SafetensorsFile:
 
 def open_safetensors(folder: Path) -> Checkpoint:
     """Open a Hugging Face folder of a served architecture."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     files = _tensor_files(folder)
     index = {name: file for file in files for name in file.header}
     spec = spec_from_config(config, head_stored=huggingface_name("head.weight") in index)
@@ -97,7 +97,7 @@ def open_safetensors(folder: Path) -> Checkpoint:
 def _tensor_files(folder: Path) -> list[SafetensorsFile]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(_read_json(index)["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
         if any(Path(name).name != name for name in names):
             raise UnsupportedModelError(f"{index} names files outside its folder; download the model again.")
         missing = [name for name in names if not (folder / name).is_file()]
@@ -110,7 +110,8 @@ def _tensor_files(folder: Path) -> list[SafetensorsFile]:
     return [SafetensorsFile(single)]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object. Raises UnsupportedModelError, OSError."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -123,7 +124,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """`generation_config.json` wins over `config.json`: chat models list their end-of-turn token there only."""
     generation = folder / "generation_config.json"
-    stated = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    stated = read_json(generation).get("eos_token_id") if generation.is_file() else None
     eos = config.get("eos_token_id") if stated is None else stated
     if eos is None:
         return ()

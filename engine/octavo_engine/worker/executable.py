@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -61,6 +62,15 @@ class ModelStep(NamedTuple):
     adapters: NDArray[np.int32]
 
 
+class OpenedAdapter(Protocol):
+    """A LoRA adapter in a backend's own form."""
+
+    @property
+    def digest(self) -> str:
+        """Of its content: what tells its cached blocks from those of others."""
+        ...
+
+
 class Executable(Protocol):
     """Spec + weights, ready to run. Each method once per step; x is the backend's own array [T, d].
 
@@ -77,6 +87,14 @@ class Executable(Protocol):
 
     def kernel_seconds(self) -> float:
         """Return the wall seconds spent inside native code since the start, 0.0 if that is not counted."""
+        ...
+
+    def open_adapter(self, folder: Path) -> OpenedAdapter:
+        """Read a LoRA adapter, which takes a while: on any thread, beside steps. Raises UnsupportedModelError."""
+        ...
+
+    def set_adapter(self, slot: int, adapter: Any | None) -> None:
+        """Make `slot` of the steps to come mean an adapter that was opened here, or nothing. Between two steps."""
         ...
 
     def plan(self, step: ModelStep) -> Any:

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.executable import OpenedAdapter
 from octavo_engine.worker.grammar import Grammar
 from octavo_engine.worker.runner import Runner
 
@@ -46,6 +47,10 @@ class Executor(Protocol):
 
     def forget(self, sequence: int) -> None:
         """Drop the settings of a sequence that has ended."""
+        ...
+
+    def set_adapter(self, slot: int, adapter: OpenedAdapter | None) -> None:
+        """Make `slot` mean an adapter, or nothing, for the plans to come."""
         ...
 
     def submit(self, plan: StepPlan) -> Pending[Executed]:
@@ -89,6 +94,10 @@ class InlineExecutor:
         """Drop a sequence's settings. Only one plan is in flight, so none admits it any more."""
         self._runner.forget(sequence)
 
+    def set_adapter(self, slot: int, adapter: OpenedAdapter | None) -> None:
+        """Make `slot` mean an adapter, or nothing. No sequence of the plan in flight has a slot that changes."""
+        self._runner.executable.set_adapter(slot, adapter)
+
     def submit(self, plan: StepPlan) -> Pending[Executed]:
         """Compute the plan when its result is asked for."""
         return _Deferred(lambda: _execute(self._runner, plan))
@@ -116,6 +125,10 @@ class InProcessExecutor:
     def forget(self, sequence: int) -> None:
         """Drop a sequence's settings, in order with the plans: one in flight may still admit it."""
         self._thread.submit(self._runner.forget, sequence)
+
+    def set_adapter(self, slot: int, adapter: OpenedAdapter | None) -> None:
+        """Make `slot` mean an adapter, or nothing, in order with the plans: one in flight may still use it."""
+        self._thread.submit(self._runner.executable.set_adapter, slot, adapter)
 
     def submit(self, plan: StepPlan) -> Pending[Executed]:
         """Queue a plan."""

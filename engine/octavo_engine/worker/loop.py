@@ -13,13 +13,28 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from octavo_engine.core.config import Event
 from octavo_engine.core.lifecycle import Lifecycle
-from octavo_engine.core.step import StepPlan
-from octavo_engine.ipc.messages import Abort, Refused, Shutdown, Snapshot, Submit, ToEngine, TokensOut
+from octavo_engine.core.step import NO_ADAPTER, StepPlan
+from octavo_engine.ipc.messages import (
+    Abort,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    LoadAdapter,
+    Refused,
+    Shutdown,
+    Snapshot,
+    Submit,
+    ToEngine,
+    TokensOut,
+    UnloadAdapter,
+)
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.adapters import AdapterTable, Open
 from octavo_engine.worker.executor import Executed, Executor, Pending
 from octavo_engine.worker.grammar_compiler import Compiled, GrammarCompiler, GrammarQueue
 from octavo_engine.worker.guardian import Endpoint, EngineStuckError, Guardian, Outbox
@@ -54,6 +69,7 @@ class EngineLoop:
         step_timeout_seconds: float = 60.0,
         give_up: Callable[[Exception], None] | None = None,
         compiler: GrammarCompiler | None = None,
+        open_adapter: Open,
     ) -> None:
         """Keep at most `depth` plans in flight (1 or 2). Without a `compiler` no request may have a grammar.
 
@@ -71,6 +87,7 @@ class EngineLoop:
         self._depth = depth
         self._requests = RequestTable()
         self._grammars = None if compiler is None else GrammarQueue(compiler, endpoint.wake)
+        self._adapters = AdapterTable(open_adapter, endpoint.wake)
         self._unregistered: dict[int, SamplingSettings] = {}
         """Of the sequences whose grammar is being compiled."""
         self._in_flight: deque[tuple[StepPlan, Pending[Executed]]] = deque()
@@ -88,6 +105,7 @@ class EngineLoop:
             with self._guardian:
                 self._serve()
         finally:
+            self._adapters.close()
             if self._grammars is not None:
                 self._grammars.close()
 
@@ -96,6 +114,7 @@ class EngineLoop:
         while not self._stopping:
             self._take_messages()
             self._take_grammars()
+            self._take_adapters()
             while len(self._in_flight) < self._depth and (plan := self._scheduler.schedule()) is not None:
                 self._in_flight.append((plan, self._executor.submit(plan)))
             # Told only now: where the executor has a thread, it computes while the last outputs are written.
@@ -130,6 +149,10 @@ class EngineLoop:
                 self._submit(message)
             case Abort():
                 self._abort(message)
+            case LoadAdapter():
+                self._adapters.load(message.slot, Path(message.folder))
+            case UnloadAdapter():
+                self._let_go(self._adapters.unload(message.slot))
             case Shutdown():
                 self._stopping = True
 
@@ -139,7 +162,8 @@ class EngineLoop:
             settings = [
                 settings_of(submit, choice, self._vocab_size, self._eos_token_ids) for choice in range(submit.n)
             ]
-            request = core_request(submit, sequences, self._vocab_size, time.monotonic())
+            digest = self._adapters.digest(submit.adapter)
+            request = core_request(submit, sequences, self._vocab_size, time.monotonic(), digest)
             if request.blocked and self._grammars is None:
                 raise ValueError("This engine was started without the model's tokens, which a grammar needs.")
             refusal = self._scheduler.submit(request)
@@ -149,6 +173,7 @@ class EngineLoop:
             self._emit([Event(sequence, finish="error", detail=str(error)) for sequence in sequences])
             return
         if refusal is None:
+            self._adapters.begin(submit.adapter, sequences)
             self._register(submit.sampling.grammar, sequences, settings)
             return
         for sequence in sequences:
@@ -168,6 +193,21 @@ class EngineLoop:
         """Let the sequences go on whose grammar has been compiled, and end those whose grammar cannot be."""
         for compiled in self._grammars.finished() if self._grammars is not None else ():
             self._release(compiled)
+
+    def _take_adapters(self) -> None:
+        """Let requests have the adapters that have been opened, and say what became of each."""
+        for opened in self._adapters.opened():
+            if opened.adapter is None:
+                self._outbox.send(AdapterFailed(opened.slot, opened.error))
+                continue
+            self._executor.set_adapter(opened.slot, opened.adapter)
+            self._outbox.send(AdapterLoaded(opened.slot, opened.adapter.digest))
+
+    def _let_go(self, slot: int) -> None:
+        """Drop a slot's adapter, unless there is none to drop."""
+        if slot != NO_ADAPTER:
+            self._executor.set_adapter(slot, None)
+            self._outbox.send(AdapterUnloaded(slot))
 
     def _release(self, compiled: Compiled) -> None:
         for place, sequence in enumerate(compiled.sequences):
@@ -236,6 +276,7 @@ class EngineLoop:
         for event in events:
             if event.finish:
                 self._requests.remove(event.sequence)
+                self._let_go(self._adapters.end(event.sequence))
 
     def _send(self) -> None:
         core = self._scheduler.snapshot(time.monotonic())

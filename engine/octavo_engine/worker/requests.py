@@ -57,7 +57,9 @@ class RequestTable:
         return TokensOut(request, choice, *event[1:])
 
 
-def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float) -> core.Request:
+def core_request(
+    submit: Submit, sequences: tuple[int, ...], vocab_size: int, now: float, adapter_digest: str
+) -> core.Request:
     """Return the request as the scheduler takes it. `now` is the loop's monotonic clock.
 
     Raises ValueError if the prompt is no array of token ids: one bad id would fail a whole step.
@@ -77,6 +79,8 @@ def core_request(submit: Submit, sequences: tuple[int, ...], vocab_size: int, no
         arrival=now - submit.age_seconds,
         priority=submit.priority,
         salt=submit.salt,
+        adapter=submit.adapter,
+        adapter_digest=adapter_digest,
         needs_all_positions=submit.prompt_logprobs >= 0,
         blocked=core.BlockReason.GRAMMAR if submit.sampling.grammar else None,
     )

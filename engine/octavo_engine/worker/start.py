@@ -70,6 +70,7 @@ class Engine(NamedTuple):
             step_timeout_seconds=config.step_timeout_seconds,
             give_up=give_up,
             compiler=self._compiler(config),
+            open_adapter=self.model.executable.open_adapter,
         )
 
     def _compiler(self, config: EngineConfig) -> GrammarCompiler | None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_engine.model.adapter import open_adapter
 from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.rope import rope_table
 from octavo_engine.model.spec import LayerSpec, ModelSpec, RopeSpec, UnsupportedModelError
+from octavo_engine.worker.backends.cpu_adapters import CpuAdapter, build_adapter
 from octavo_engine.worker.backends.cpu_cache import CpuLayout
 from octavo_engine.worker.backends.cpu_mixture import Mixture
 from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
 from octavo_engine.worker.executable import ModelStep
-from octavo_kernels.cpu import Layer, Pool, Rope, Step, Weight, embed, forward, logits
+from octavo_kernels.cpu import Layer, LayerLora, Pool, Rope, Step, Weight, embed, forward, logits
 
 Floats = NDArray[np.float32]
 
@@ -134,11 +137,19 @@ def _runs(layers: Sequence[Layer], mixtures: Sequence[Mixture | None]) -> list[t
     return runs
 
 
+class Adaptation(NamedTuple):
+    """The adapters of a step's rows, and which of them each token has (int32 [T], -1: none)."""
+
+    adapters: list[Sequence[LayerLora]]
+    index: NDArray[np.int32]
+
+
 class CpuPlan(NamedTuple):
     """A step, and what the kernels prepared of it once."""
 
     step: ModelStep
     native: Step
+    adaptation: Adaptation | None
 
 
 class CpuModel:
@@ -167,6 +178,7 @@ class CpuModel:
         self._head = matrices["head"]
         self._embedding = matrices.get("embedding", self._head)
         self._final_norm = final_norm
+        self._adapters: dict[int, CpuAdapter] = {}
         layout.on_allocate = self._bind
 
     def _bind(self) -> None:
@@ -178,12 +190,30 @@ class CpuModel:
         return self.pool.seconds_inside
 
     def plan(self, step: ModelStep) -> CpuPlan:
-        """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""
-        if (step.adapters >= 0).any():
-            raise ValueError("LoRA adapters are not served yet; send the request without one.")
-        return CpuPlan(
-            step, Step(step.positions, step.row_offsets, step.context_lengths, step.block_tables, step.slots)
-        )
+        """Prepare what all layers share. Raises KeyError for an adapter that is not there."""
+        native = Step(step.positions, step.row_offsets, step.context_lengths, step.block_tables, step.slots)
+        return CpuPlan(step, native, self._adapt(step))
+
+    def _adapt(self, step: ModelStep) -> Adaptation | None:
+        if step.adapters.max(initial=-1) < 0:
+            return None
+        slots, index = np.unique(step.adapters, return_inverse=True)
+        used = [slot for slot in slots.tolist() if slot >= 0]
+        # Where some rows have none, -1 comes first of what is sorted.
+        index = index.astype(np.int32) - np.int32(len(slots) - len(used))
+        adapters = [self._adapters[slot].layers for slot in used]
+        return Adaptation(adapters, np.repeat(index, np.diff(step.row_offsets)))
+
+    def open_adapter(self, folder: Path) -> CpuAdapter:
+        """Read an adapter. Raises UnsupportedModelError."""
+        return build_adapter(open_adapter(folder, self.spec), self.spec)
+
+    def set_adapter(self, slot: int, adapter: CpuAdapter | None) -> None:
+        """Make `slot` mean an adapter, or nothing."""
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = adapter
 
     def embed(self, plan: CpuPlan) -> Floats:
         """Return x of the step's tokens, before the first layer."""
@@ -193,8 +223,15 @@ class CpuModel:
 
     def forward(self, plan: CpuPlan, x: Floats) -> Floats:
         """Return x after the last layer."""
+        begin, adaptation = 0, plan.adaptation
         for layers, mixture in self._runs:
-            forward(self.pool, layers, plan.native, x)
+            end = begin + len(layers)
+            if adaptation is None:
+                forward(self.pool, layers, plan.native, x)
+            else:
+                parts = [adapter[begin:end] for adapter in adaptation.adapters]
+                forward(self.pool, layers, plan.native, x, parts, adaptation.index)
+            begin = end
             if mixture is not None:
                 mixture.add(self.pool, x)
         return x

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -118,6 +118,13 @@ class ReferenceModel:
     def kernel_seconds(self) -> float:
         """Return 0.0: the reference does not count."""
         return 0.0
+
+    def open_adapter(self, folder: Path) -> Any:
+        """Raise UnsupportedModelError: the reference serves none."""
+        raise UnsupportedModelError("The reference backend serves no LoRA adapters; use --device cpu.")
+
+    def set_adapter(self, slot: int, adapter: Any) -> None:
+        """There is nothing to set: none can be opened."""
 
     def plan(self, step: ModelStep) -> ReferencePlan:
         """Prepare what all layers share. Raises ValueError for adapters, which this backend does not have."""

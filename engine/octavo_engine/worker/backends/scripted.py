@@ -12,11 +12,15 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_engine.model.adapter import CONFIG, WEIGHTS
+from octavo_engine.model.digest import model_digest
+from octavo_engine.model.spec import UnsupportedModelError
 from octavo_engine.worker.backends.scripted_uri import EOS_TOKEN, ScriptedOptions, parse_scripted_uri
 from octavo_engine.worker.executable import ALL, KVGroup, ModelStep
 
@@ -84,6 +88,13 @@ class ScriptedKV:
             start = end
 
 
+class ScriptedAdapter(NamedTuple):
+    """An adapter: a number that every text begins with."""
+
+    digest: str
+    value: int
+
+
 class ScriptedPlan(NamedTuple):
     """A step, and the moment it is over."""
 
@@ -108,6 +119,22 @@ class ScriptedExecutable:
         self._weights = 2 * np.arange(options.max_len, dtype=np.uint64) + np.uint64(1)
         self._script = _Script(options.script)
         self._stated_seconds = 0.0
+        self._adapters: dict[int, ScriptedAdapter] = {}
+
+    def open_adapter(self, folder: Path) -> ScriptedAdapter:
+        """Read an adapter: its files' digest is all it is. Raises UnsupportedModelError."""
+        try:
+            digest = model_digest((folder / CONFIG, folder / WEIGHTS))
+        except OSError as error:
+            raise UnsupportedModelError(f"There is no {CONFIG} in {folder}; give an adapter's folder.") from error
+        return ScriptedAdapter(digest, int(digest[:16], 16))
+
+    def set_adapter(self, slot: int, adapter: ScriptedAdapter | None) -> None:
+        """Make `slot` mean an adapter, or nothing."""
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = adapter
 
     def kernel_seconds(self) -> float:
         """Return the time that steps were told to take: what a model would compute in native code."""
@@ -142,7 +169,7 @@ class ScriptedExecutable:
         targets: list[int] = []
         marks: list[tuple[bool, int]] = []
         for row, (first, last) in enumerate(pairwise(offsets)):
-            digest, poisoned, cursor = self._before(layer, step.block_tables[layer][row], positions[first], cache)
+            digest, poisoned, cursor = self._before(step, layer, row, positions[first])
             for index in range(first, last):
                 if slots[index] < 0:
                     continue
@@ -170,10 +197,12 @@ class ScriptedExecutable:
             time.sleep(remaining)  # the stated time of the step, not a wait for anything
         return logits
 
-    def _before(self, layer: int, table: NDArray[np.int32], position: int, cache: Slots) -> tuple[int, bool, int]:
+    def _before(self, step: ModelStep, layer: int, row: int, position: int) -> tuple[int, bool, int]:
         """Return the digest and the marks before `position`, read through the block table."""
+        cache, table, adapter = self.layout.slots[layer], step.block_tables[layer][row], int(step.adapters[row])
         if position == 0:
-            return _mix(self._seed, layer, 0), False, 0
+            value = self._adapters[adapter].value if adapter >= 0 else 0
+            return _mix(self._seed ^ value, layer, 0), False, 0
         index, offset = divmod(position - 1, self.layout.block_size)
         slot = (table[index], offset)
         return int(cache.digests[slot]), bool(cache.poisoned[slot]), int(cache.cursors[slot])
