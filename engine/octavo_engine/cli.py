@@ -63,6 +63,14 @@ def _environment_path(name: str) -> Path | None:
     return Path(value) if value else None
 
 
+def _adapter(stated: str) -> tuple[str, str]:
+    """Return (name, absolute folder) of NAME=FOLDER."""
+    name, given, folder = stated.partition("=")
+    if not (name and given and folder):
+        raise typer.BadParameter(f"{stated!r} is not NAME=FOLDER.", param_hint="--lora-modules")
+    return name, str(Path(folder).expanduser().absolute())
+
+
 @app.command()
 def serve(
     model: Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")],
@@ -179,6 +187,15 @@ def serve(
         Literal["auto", "hermes", "llama3", "mistral", "none"],
         typer.Option(help="Format of the model's tool calls; auto: told by its chat template."),
     ] = "auto",
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter as PEFT saves it, served under the model name NAME; may be given several times. More "
+            "can be loaded while the server runs, on the admin port.",
+        ),
+    ] = None,
+    max_loras: Annotated[int, typer.Option(min=1, help="Adapters that may be loaded at once.")] = contract.MAX_ADAPTERS,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
     ] = "info",
@@ -204,6 +221,8 @@ def serve(
         health_timeout=health_timeout,
         engine_restarts=engine_restarts,
         tool_call_parser=tool_call_parser,
+        adapters=tuple(map(_adapter, lora_modules or ())),
+        max_adapters=max_loras,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,
     )

@@ -29,6 +29,8 @@ PATH_HEALTH: Final = "/health"
 PATH_READY: Final = "/ready"
 PATH_METRICS: Final = "/metrics"
 PATH_DRAIN: Final = "/drain"
+PATH_LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
+PATH_UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
 PATH_DEBUG_BLOCKS: Final = "/debug/blocks"
 PATHS_WITHOUT_KEY: Final = frozenset({PATH_HEALTH, PATH_READY, PATH_METRICS})
 """Reachable without an API key when keys are set; everything else is refused without one."""
@@ -76,6 +78,8 @@ def termination_grace_seconds(drain_timeout: int) -> int:
 # --- Limits -----------------------------------------------------------------------------------------------------
 BLOCK_SIZE: Final = 16
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+MAX_ADAPTERS: Final = 16
+"""Adapters that may be loaded at once, unless a flag says otherwise."""
 MAX_CHOICES: Final = 128
 """Largest `n` of one request."""
 MAX_PROMPTS: Final = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
@@ -12,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo_engine import contract
-from octavo_engine.server import jobs, metrics
+from octavo_engine.server import adapter_routes, jobs, metrics
 from octavo_engine.server.errors import INVALID_REQUEST, SERVER, UNAVAILABLE, ApiError, not_found
 from octavo_engine.server.generation import INTERNAL, JobEndpoint
 from octavo_engine.server.keys import KeyFile
@@ -83,15 +84,19 @@ def public_application(state: ServerState) -> ASGIApp:
 def _add_models(application: FastAPI, state: ServerState) -> None:
     def card(name: str) -> dict[str, object]:
         loaded = state.client.loaded
-        return model_card(name, state.created, None if loaded is None else loaded.max_model_len)
+        parent = state.settings.served_names[0] if name in state.client.adapters.names else None
+        return model_card(name, state.created, None if loaded is None else loaded.max_model_len, parent)
+
+    def names() -> tuple[str, ...]:
+        return (*state.settings.served_names, *state.client.adapters.names)
 
     @application.get(contract.PATH_MODELS)
     async def models() -> Response:
-        return json_response(200, model_list([card(name) for name in state.settings.served_names]))
+        return json_response(200, model_list([card(name) for name in names()]))
 
     @application.get(contract.PATH_MODELS + "/{name:path}")
     async def model(name: str) -> Response:
-        if name not in state.settings.served_names:
+        if name not in names():
             return error_response(
                 not_found(f"The model '{name[:80]}' does not exist here.", param="model", code="model_not_found")
             )
@@ -129,6 +134,14 @@ def _add_probes(application: FastAPI, state: ServerState) -> None:
         return Response(metrics.render(collector, names), media_type=metrics.CONTENT_TYPE)
 
 
+async def admin_answer(answer: Coroutine[None, None, bytes]) -> Response:
+    """Return what an admin route answers, its refusals in OpenAI's shape."""
+    try:
+        return json_response(200, await answer)
+    except ApiError as error:
+        return error_response(error)
+
+
 def admin_application(state: ServerState) -> ASGIApp:
     """Return the application of the admin port: whatever changes something."""
     application = _application([])
@@ -138,6 +151,14 @@ def admin_application(state: ServerState) -> ASGIApp:
         log.info("A drain is asked for on the admin port.")
         state.lifecycle.drain(state.clock())
         return json_response(202, b'{"status":"draining"}')
+
+    @application.post(contract.PATH_LOAD_ADAPTER)
+    async def load_adapter(request: Request) -> Response:
+        return await admin_answer(adapter_routes.load(state, await request.body()))
+
+    @application.post(contract.PATH_UNLOAD_ADAPTER)
+    async def unload_adapter(request: Request) -> Response:
+        return await admin_answer(adapter_routes.unload(state, await request.body()))
 
     @application.get(contract.PATH_HEALTH)
     async def health() -> Response:

@@ -12,9 +12,11 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from octavo_engine import contract
 from octavo_engine.contract import Outcome
 from octavo_engine.ipc import messages as m
 from octavo_engine.ipc.transport import PeerGone
+from octavo_engine.server.adapters import Adapters
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.errors import ApiError, engine_failed, invalid, queue_full, unavailable
 from octavo_engine.server.heartbeat import Heartbeat
@@ -89,8 +91,10 @@ class EngineClient:
         health_timeout: float,
         on_progress: Callable[[m.Progress], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        max_adapters: int = contract.MAX_ADAPTERS,
     ) -> None:
         """Make the client of an engine that is still to be connected."""
+        self.adapters = Adapters(self._send, max_adapters)
         self._link: Link | None = None
         self._counters = counters
         self._clock = clock
@@ -146,7 +150,7 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """Whether the engine takes requests."""
-        return self.loaded is not None and self.alive
+        return self.loaded is not None and self.alive and self.adapters.settled
 
     @property
     def in_flight(self) -> int:
@@ -187,6 +191,7 @@ class EngineClient:
         first = self._next_request
         count = len(prepared.prompts)
         ids = range(first, first + count)
+        adapter = self.adapters.slot(prepared.adapter)
         self._next_request += count
         ticket = Ticket(
             count,
@@ -198,7 +203,10 @@ class EngineClient:
         try:
             for index, prompt in enumerate(prepared.prompts):
                 tokens = len(prompt) // 4
-                self._send(_submit(first + index, prompt, prepared, salt, loaded.max_model_len, now - arrived))
+                submit = _submit(first + index, prompt, prepared, loaded.max_model_len)
+                self._send(
+                    msgspec.structs.replace(submit, salt=salt, age_seconds=max(now - arrived, 0.0), adapter=adapter)
+                )
                 self._requests[first + index] = _Request(
                     ticket, index * prepared.n, arrived, set(range(prepared.n)), [_NO_TOKEN_YET] * prepared.n
                 )
@@ -304,8 +312,17 @@ class EngineClient:
                 self.was_ready, self.recovering = True, False
                 self.ready_event.set()
                 self._tick(self._clock(), 0.0)
+                self._reload_adapters()
+            case m.AdapterLoaded() | m.AdapterFailed() | m.AdapterUnloaded():
+                self.adapters.handle(message)
             case m.Failed():
                 self.fail(message.detail)
+
+    def _reload_adapters(self) -> None:
+        try:
+            self.adapters.engine_loaded()
+        except PeerGone:
+            log.warning("The engine took no adapters: it has gone.")
 
     def fail(self, detail: str) -> None:
         """The engine has gone: every open request ends with an error."""
@@ -381,7 +398,7 @@ class EngineClient:
             counters.inter_token.observe((now - last) / more, more)
 
 
-def _submit(request: int, prompt: bytes, prepared: Prepared, salt: str, max_model_len: int, age: float) -> m.Submit:
+def _submit(request: int, prompt: bytes, prepared: Prepared, max_model_len: int) -> m.Submit:
     max_tokens = min(prepared.stop.max_tokens, max_model_len - len(prompt) // 4)
     min_tokens = min(prepared.stop.min_tokens, max_tokens)
     return m.Submit(
@@ -391,7 +408,5 @@ def _submit(request: int, prompt: bytes, prepared: Prepared, salt: str, max_mode
         stop=msgspec.structs.replace(prepared.stop, max_tokens=max_tokens, min_tokens=min_tokens),
         n=prepared.n,
         priority=prepared.priority,
-        salt=salt,
-        age_seconds=max(age, 0.0),
         prompt_logprobs=prepared.prompt_alternatives,
     )

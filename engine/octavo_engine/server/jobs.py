@@ -16,7 +16,7 @@ Route = Literal["completions", "chat", "tokenize", "detokenize"]
 class Limits(msgspec.Struct, frozen=True):
     """What the loaded model allows, and the settings a request is read under.
 
-    `pool_tokens` is the size of the KV pool in tokens.
+    `pool_tokens` is the size of the KV pool in tokens; `adapters` are the names of those that are loaded.
     """
 
     served_names: tuple[str, ...]
@@ -24,6 +24,7 @@ class Limits(msgspec.Struct, frozen=True):
     vocab_size: int
     pool_tokens: int
     tool_call_parser: Setting = "auto"
+    adapters: tuple[str, ...] = ()
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     Of the `n` choices that are generated for each prompt the `best` ones are answered. `logprobs` and `prompt_logprobs`
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
     text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
-    the answers, if there can be any.
+    the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "".
     """
 
     model: str
@@ -61,6 +62,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     echo: bool = False
     only_echo: bool = False
     tool_use: ToolUse | None = None
+    adapter: str = ""
 
     @property
     def prompt_alternatives(self) -> int:

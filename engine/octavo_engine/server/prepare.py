@@ -102,6 +102,7 @@ def _generation(
         echo=bool(values.get("echo")),
         only_echo=only_echo,
         tool_use=tool_use,
+        adapter=model if model in limits.adapters else "",
     )
 
 
@@ -133,6 +134,8 @@ def _logprobs(values: dict[str, Any], chat: bool) -> int:
 def _model(name: str | None, job: Job) -> str:
     """Return the model's name as it is answered. Raises the 404 of a name that is not served."""
     served = job.limits.served_names
+    if name in job.limits.adapters:
+        return name
     if job.model or name is None:
         return job.model or served[0]
     if name not in served:

@@ -132,7 +132,7 @@ class ApiProcess:
         public = listen(settings.host, settings.port, "--port")
         admin = listen("127.0.0.1", settings.admin_port, "--admin-port")
         counters = Counters()
-        client = EngineClient(counters, settings.health_timeout, self._on_progress)
+        client = EngineClient(counters, settings.health_timeout, self._on_progress, max_adapters=settings.max_adapters)
         self._state = state = ServerState(settings, client, counters, self._lifecycle)
         try:
             servers = [_uvicorn(public_application(state)), _uvicorn(admin_application(state))]
@@ -225,8 +225,14 @@ class ApiProcess:
             )
         except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
             raise StartError(f"The tokenizer cannot be loaded: {error}") from error
-        self._state.jobs = pool
         await client.ready_event.wait()
+        for name, folder in self._settings.adapters:
+            self._report(f"loading the adapter {name}", 0.0)
+            try:
+                await client.adapters.load(name, folder, self._settings.served_names)
+            except ApiError as error:
+                raise StartError(f"--lora-modules {name}={folder}: {error.message}") from error
+        self._state.jobs = pool
         self._on_ready(url)
 
     # --- The end ---

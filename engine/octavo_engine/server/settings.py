@@ -27,5 +27,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_timeout: float = 30.0
     engine_restarts: int = contract.ENGINE_RESTARTS
     tool_call_parser: Setting = "auto"
+    adapters: tuple[tuple[str, str], ...] = ()
+    """LoRA adapters to load before the server is ready: name, folder."""
+    max_adapters: int = contract.MAX_ADAPTERS
     max_queue_requests: int = 1024
     max_queue_tokens: int = 1_048_576

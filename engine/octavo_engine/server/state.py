@@ -61,4 +61,5 @@ class ServerState:
             loaded.vocab_size,
             loaded.num_blocks * loaded.block_size,
             self.settings.tool_call_parser,
+            self.client.adapters.names,
         )

@@ -165,11 +165,13 @@ class Style:
         return choice
 
 
-def model_card(name: str, created: int, max_model_len: int | None) -> dict[str, object]:
-    """Return one entry of `/v1/models`."""
+def model_card(name: str, created: int, max_model_len: int | None, parent: str | None = None) -> dict[str, object]:
+    """Return one entry of `/v1/models`; `parent` is the model that an adapter belongs to."""
     card: dict[str, object] = {"id": name, "object": "model", "created": created, "owned_by": "octavo", "root": name}
     if max_model_len is not None:
         card["max_model_len"] = max_model_len
+    if parent is not None:
+        card |= {"root": parent, "parent": parent}
     return card
 
 
