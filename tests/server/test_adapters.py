@@ -1,4 +1,4 @@
-"""LoRA adapters at run time: loaded and unloaded on the admin port, each a model's name, there again after a restart."""
+"""LoRA adapters at run time: loaded and unloaded on the admin port, models by name, there again after a restart."""
 
 from __future__ import annotations
 
