@@ -195,6 +195,12 @@ def serve(
             "can be loaded while the server runs, on the admin port.",
         ),
     ] = None,
+    lora_modules_file: Annotated[
+        Path | None,
+        typer.Option(
+            help='A JSON file {"NAME": "/its/folder"} of adapters to serve, followed while the server runs.',
+        ),
+    ] = None,
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters that may be loaded at once.")] = contract.MAX_ADAPTERS,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="How much is logged.")
@@ -222,6 +228,7 @@ def serve(
         engine_restarts=engine_restarts,
         tool_call_parser=tool_call_parser,
         adapters=tuple(map(_adapter, lora_modules or ())),
+        adapters_file=lora_modules_file,
         max_adapters=max_loras,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,

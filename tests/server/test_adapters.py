@@ -142,6 +142,34 @@ def test_a_new_engine_has_the_adapters_of_the_old_one(running: Server, adapters:
     assert {model: text(running, model) for model in before} == before
 
 
+def write_file(path: Path, **wanted: Path) -> None:
+    """Replace the file at once, as a mounted ConfigMap's are."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({name: str(folder) for name, folder in wanted.items()}))
+    fresh.rename(path)
+
+
+def test_a_file_of_adapters_is_followed(tmp_path: Path, adapters: dict[str, Path]) -> None:
+    wanted = tmp_path / "adapters.json"
+    missing = tmp_path / "later"
+    write_file(wanted, one=adapters["one"], later=missing)
+    with serving(tmp_path, URI, "--lora-modules-file", str(wanted)) as server:
+        # Ready with what can be had; what cannot is tried again.
+        assert names(server) == ["scripted", "one"]
+        first = text(server, "one")
+        load(server, "by-hand", adapters["three"])
+        make_adapter(missing, "later")
+        wait_until(lambda: "later" in names(server), 20, "the late one is loaded")
+        write_file(wanted, one=adapters["two"])
+        wait_until(lambda: names(server) == ["scripted", "by-hand", "one"], 20, "the file is followed")
+        assert text(server, "one") != first
+        wanted.write_text("{")
+        wait_until(lambda: "cannot be read" in server.text_log(), 20, "the bad file is told of")
+        assert names(server) == ["scripted", "by-hand", "one"]
+        write_file(wanted)
+        wait_until(lambda: names(server) == ["scripted", "by-hand"], 20, "the file is followed again")
+
+
 def test_an_adapter_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo_engine.cli", "serve", URI, "--port", "0", "--admin-port", "0"]
     for flag, sentence in ((f"a={tmp_path}", "adapter_config.json"), ("nothing", "is not NAME=FOLDER")):

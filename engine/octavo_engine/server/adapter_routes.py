@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import msgspec
@@ -57,9 +58,10 @@ async def unload(state: ServerState, body: bytes) -> bytes:
     """Refuse new requests with an adapter, and answer when the last one with it has ended. Raises ApiError."""
     asked = _read(body, UnloadBody)
     try:
-        await state.client.adapters.unload(asked.lora_name)
+        gone = state.client.adapters.unload(asked.lora_name)
     except PeerGone as error:
         raise unavailable("The engine does not respond.") from error
+    await asyncio.shield(gone)
     return msgspec.json.encode(Unloaded(asked.lora_name))
 
 

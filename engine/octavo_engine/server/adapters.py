@@ -81,15 +81,22 @@ class Adapters:
         self._served[name] = served
         return await asyncio.shield(served.loaded)
 
-    async def unload(self, name: str) -> None:
-        """Offer a name no more, and wait until its last request has ended. Raises ApiError (404), PeerGone."""
+    def has(self, name: str) -> bool:
+        """Return whether a name is offered, or being read."""
+        return name in self._served
+
+    def unload(self, name: str) -> asyncio.Future[None]:
+        """Offer a name no more; what is returned is done when its last request has ended.
+
+        Raises ApiError (404), PeerGone.
+        """
         served = self._served.get(name)
         if served is None or not served.digest:
             raise not_found(f"No adapter '{name[:80]}' is loaded.", param="lora_name", code="model_not_found")
         self._send(m.UnloadAdapter(served.slot))
         del self._served[name]
         gone = self._leaving[served.slot] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(gone)
+        return gone
 
     def _check(self, name: str, folder: str, base_names: tuple[str, ...]) -> None:
         if not 0 < len(name) <= MOST_NAME_CHARACTERS or not name.isprintable():

@@ -27,6 +27,8 @@ from octavo_engine.ipc.vocabulary import Vocabulary, write_vocabulary
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError
 from octavo_engine.model.spec import UnsupportedModelError
+from octavo_engine.server.adapter_file import AdapterFile, AdapterFileError
+from octavo_engine.server.adapters import Adapters
 from octavo_engine.server.app import admin_application, public_application
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.drain_log import DrainLog, requests_open
@@ -124,6 +126,7 @@ class ApiProcess:
         self._changed = asyncio.Event()
         self._lifecycle.on_change = self._changed.set
         self._pool: TokenizePool | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Serve until drained, forced out or failed; return the exit code. Raises StartError before it serves."""
@@ -185,6 +188,9 @@ class ApiProcess:
             for task in (working, ending):
                 task.cancel()
             await asyncio.gather(working, ending, return_exceptions=True)
+            if self._following is not None:
+                self._following.cancel()
+                await asyncio.gather(self._following, return_exceptions=True)
             if self._pool is not None:
                 await self._pool.close()
             await supervisor.close()
@@ -226,14 +232,27 @@ class ApiProcess:
         except (TokenizerError, TokenizerUnavailable, OSError, EOFError) as error:
             raise StartError(f"The tokenizer cannot be loaded: {error}") from error
         await client.ready_event.wait()
-        for name, folder in self._settings.adapters:
-            self._report(f"loading the adapter {name}", 0.0)
-            try:
-                await client.adapters.load(name, folder, self._settings.served_names)
-            except ApiError as error:
-                raise StartError(f"--lora-modules {name}={folder}: {error.message}") from error
+        await self._load_adapters(client.adapters)
         self._state.jobs = pool
         self._on_ready(url)
+
+    async def _load_adapters(self, adapters: Adapters) -> None:
+        """Load what the command line names, and follow the file that it names."""
+        settings = self._settings
+        for name, folder in settings.adapters:
+            self._report(f"loading the adapter {name}", 0.0)
+            try:
+                await adapters.load(name, folder, settings.served_names)
+            except ApiError as error:
+                raise StartError(f"--lora-modules {name}={folder}: {error.message}") from error
+        if settings.adapters_file is None:
+            return
+        try:
+            file = AdapterFile(settings.adapters_file, adapters, settings.served_names)
+        except AdapterFileError as error:
+            raise StartError(str(error)) from error
+        await file.look()
+        self._following = asyncio.create_task(file.follow())
 
     # --- The end ---
     async def _ended(self) -> None:

@@ -29,6 +29,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: Setting = "auto"
     adapters: tuple[tuple[str, str], ...] = ()
     """LoRA adapters to load before the server is ready: name, folder."""
+    adapters_file: Path | None = None
     max_adapters: int = contract.MAX_ADAPTERS
     max_queue_requests: int = 1024
     max_queue_tokens: int = 1_048_576
