@@ -48,6 +48,11 @@ def service(name: str) -> str:
     return name if legal else derived(name)
 
 
+def adapters(name: str) -> str:
+    """Return the name of the ConfigMap that says which adapters the engines of `name` serve."""
+    return f"{derived(name)}-adapters"
+
+
 def selector(name: str) -> dict[str, str]:
     """Return the labels that select the engine pods of `name`: minimal, because a selector can never change."""
     return {contract.LABEL_SERVICE: derived(name), LABEL_COMPONENT: COMPONENT_ENGINE}

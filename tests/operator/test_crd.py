@@ -38,6 +38,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "one cache": {"model": {**MODEL, "cache": {"emptyDir": {"sizeLimit": "1Gi"}}}, "replicas": 1},
     "every quantity": {**FIXED, "resources": {"limits": {"cpu": "1.5", "memory": "1024Mi"}, "requests": {"cpu": 1}}},
     "arguments": {**FIXED, "engine": {"args": ["--max-queue-requests=10", "$(X)", "a\nb"], "image": ""}},
+    "adapters": {
+        "model": {**MODEL, "adapters": [{"name": "a", "uri": "pvc://loras/a"}, {"name": "b", "uri": "file:///b"}]},
+        "replicas": 1,
+    },
     "deep pod parts": {
         **FIXED,
         "podTemplate": {
@@ -59,6 +63,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "down at or above up": (scaled(maxReplicas=3, scaleDown={"utilizationPercent": 80}), "must be below"),
     "unknown mode": (scaled(mode="builtin", maxReplicas=3), "Unsupported value"),
     "unknown scheme": ({"model": {"uri": "ftp://x"}, "replicas": 1}, "model.uri must be bundled://"),
+    "two adapters of one name": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "file:///x"}] * 2}, "replicas": 1},
+        "must be unique",
+    ),
+    "an adapter by the model's name": (
+        {"model": {**MODEL, "servedName": "a", "adapters": [{"name": "a", "uri": "file:///x"}]}, "replicas": 1},
+        "not the model's own servedName",
+    ),
+    "an adapter from nowhere": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "hf://x/y"}]}, "replicas": 1},
+        "model.adapters[].uri must be file:///PATH/IN/THE/POD",
+    ),
+    "an adapter's way out": (
+        {"model": {**MODEL, "adapters": [{"name": "a", "uri": "pvc://loras/../x"}]}, "replicas": 1},
+        "must not contain '..'",
+    ),
+    "too many adapters": (
+        {"model": {**MODEL, "adapters": [{"name": str(n), "uri": "file:///x"} for n in range(17)]}, "replicas": 1},
+        "must have at most 16 items",
+    ),
     "a way out": ({"model": {"uri": "pvc://weights/../etc"}, "replicas": 1}, "must not contain '..'"),
     "a claim without a name": ({"model": {"uri": "pvc:///x"}, "replicas": 1}, "needs the name"),
     "a claim's name with an empty part": ({"model": {"uri": "pvc://a..b/x"}, "replicas": 1}, "needs the name"),

@@ -75,6 +75,42 @@ def test_only_what_the_spec_sets_becomes_a_flag() -> None:
     ]  # fmt: skip
 
 
+ADAPTED = {
+    "uri": "scripted://",
+    "adapters": [
+        {"name": "sql", "uri": "pvc://loras/sql%20v2"},
+        {"name": "law", "uri": "pvc://loras"},
+        {"name": "own", "uri": "file:///baked/in"},
+    ],
+}
+
+
+def test_adapters_are_a_config_map_that_pods_follow() -> None:
+    children = planned(model=ADAPTED)
+    [_, config] = [each for each in children.supporting if each["kind"] == "ConfigMap"]
+    assert config["metadata"]["name"] == f"{names.derived('assistant')}-adapters"
+    at = f"/var/lib/octavo/adapters/{names.short_hash('loras')}"
+    assert json.loads(config["data"]["adapters.json"]) == {"sql": f"{at}/sql v2", "law": at, "own": "/baked/in"}
+    assert value(flags(model=ADAPTED), "--lora-modules-file") == "/etc/octavo/adapters/adapters.json"
+    mounts = {each["mountPath"]: each for each in engine(model=ADAPTED)["volumeMounts"]}
+    assert mounts["/etc/octavo/adapters"]["readOnly"]
+    assert mounts[at]["readOnly"]
+    entries = {each["name"]: each for each in pod(model=ADAPTED)["volumes"]}
+    assert entries[mounts[at]["name"]]["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
+    assert entries["octavo-adapters"]["configMap"] == {"name": config["metadata"]["name"]}
+
+
+def test_only_the_first_adapter_and_another_claim_need_new_pods() -> None:
+    def revision(*adapters: dict[str, str]) -> str:
+        deployment = planned(model={"uri": "scripted://", "adapters": list(adapters)}).deployment
+        return str(deployment["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
+
+    sql, law = {"name": "sql", "uri": "pvc://loras/sql"}, {"name": "law", "uri": "pvc://loras/law"}
+    assert revision(sql) == revision(law) == revision(sql, law)
+    assert revision() == revision({"name": "own", "uri": "file:///baked/in"})
+    assert revision(sql) != revision(sql, {"name": "other", "uri": "pvc://more/x"})
+
+
 def test_every_engine_field_becomes_its_flag() -> None:
     arguments = flags(
         model={"uri": "scripted://", "servedName": "chat"},

@@ -92,6 +92,33 @@ class ModelCache(Part):
     empty_dir: EmptyDir | None = Field(None, description="A folder of the pod's own, gone with it.")
 
 
+class Adapter(Part):
+    """A LoRA adapter of the model, as PEFT saves it."""
+
+    model_config = rules(
+        rule(
+            "self.uri.matches('^(file:///|pvc://" + f"{_DNS_LABEL}([.]{_DNS_LABEL})*(/|$)" + ").*$')"
+            " && (self.uri.startsWith('file://') || self.uri.matches('^pvc://[^/]{1,253}(/|$)'))",
+            "model.adapters[].uri must be file:///PATH/IN/THE/POD, pvc://CLAIM or pvc://CLAIM/PATH",
+        ),
+        rule(
+            r"!self.uri.matches('\\p{Cc}') && !self.name.matches('\\p{Cc}')",
+            "model.adapters[] must not contain control characters, such as a newline",
+        ),
+        rule(
+            "!self.uri.matches('(^|/|%2[fF])([.]|%2[eE]){2}(/|%2[fF]|$)')",
+            "model.adapters[].uri must not contain '..', not even percent-encoded:"
+            " give the path from the root of the volume",
+        ),
+    )
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
+        description='The "model" of OpenAI requests that want it.'
+    )
+    uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+        description="Its folder: file:///PATH or pvc://CLAIM/PATH."
+    )
+
+
 class Model(Part):
     """What to serve."""
 
@@ -118,12 +145,22 @@ class Model(Part):
             "model.uri pvc:// needs the name of a PersistentVolumeClaim, lower-case letters, digits, '-' and '.',"
             " at most 253: pvc://CLAIM or pvc://CLAIM/PATH",
         ),
+        rule(
+            "!has(self.adapters) || self.adapters.all(a, self.adapters.filter(b, b.name == a.name).size() == 1"
+            " && (!has(self.servedName) || a.name != self.servedName))",
+            "model.adapters[].name must be unique, and not the model's own servedName",
+        ),
     )
     uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
         description="bundled://NAME (travels in the engine image), file:///PATH, pvc://CLAIM/PATH or scripted://OPTIONS."
     )
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = Field(
         None, description='The "model" of OpenAI requests. Default: metadata.name.'
+    )
+    adapters: Annotated[list[Adapter], Field(max_length=contract.MAX_ADAPTERS)] | None = Field(
+        None,
+        description="LoRA adapters, each a model of its own to clients. Changing the list changes running pods, within"
+        " about a minute; only the first adapter, and the first of another claim, need new pods.",
     )
     cache: ModelCache | None = Field(
         None, description="Where the engine keeps what it derives from a model. Default: a folder of the pod's own."

@@ -11,6 +11,7 @@ from octavo_operator.api.spec import InferenceServiceSpec
 from octavo_operator.plan.pod import pod_template
 from octavo_operator.plan.replicas import LiveReplicas, Replicas, wanted_replicas
 from octavo_operator.plan.settings import EngineDefaults
+from octavo_operator.plan.volumes import ADAPTERS_FILE, adapter_folders
 
 Manifest = dict[str, Any]
 
@@ -51,6 +52,8 @@ def plan(owner: Owner, spec: InferenceServiceSpec, defaults: EngineDefaults, obs
     """Return the children that `spec` wants, given what is observed."""
     replicas = wanted_replicas(spec, observed.replicas, observed.target)
     supporting = [_service(owner), _disruption_budget(owner), _connection(owner, spec)]
+    if spec.model.adapters is not None:
+        supporting.append(_adapters(owner, spec))
     if not spec.pod_template.service_account_name:
         supporting.insert(0, _service_account(owner))
     children = (_stamped(each) for each in supporting)
@@ -181,6 +184,16 @@ def _connection(owner: Owner, spec: InferenceServiceSpec) -> Manifest:
             "OPENAI_BASE_URL": address(owner),
             "OPENAI_MODEL": spec.model.served_name or owner.name,
         },
+    }
+
+
+def _adapters(owner: Owner, spec: InferenceServiceSpec) -> Manifest:
+    """Return the ConfigMap that running engines follow: its change is no new pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(owner, names.adapters(owner.name)),
+        "data": {ADAPTERS_FILE: json.dumps(adapter_folders(spec.model), sort_keys=True)},
     }
 
 

@@ -9,7 +9,7 @@ from octavo_engine import contract
 from octavo_operator.api.spec import InferenceServiceSpec, Switch
 from octavo_operator.names import ENGINE_CONTAINER
 from octavo_operator.plan.settings import EngineDefaults
-from octavo_operator.plan.volumes import CACHE, Volume, model_argument
+from octavo_operator.plan.volumes import ADAPTERS_CONFIG, ADAPTERS_FILE, CACHE, Volume, model_argument
 
 STARTUP_PERIOD_SECONDS: Final = 2
 READINESS_PERIOD_SECONDS: Final = 5
@@ -69,6 +69,8 @@ def arguments(name: str, spec: InferenceServiceSpec) -> list[str]:
         ("--tensor-parallel-size", engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None),
     ]
     result = [text for flag, value in flags if value is not None for text in (flag, str(value))]
+    if spec.model.adapters is not None:
+        result += ["--lora-modules-file", f"{ADAPTERS_CONFIG}/{ADAPTERS_FILE}"]
     if engine.prefix_sharing is Switch.DISABLED:
         result.append("--no-prefix-sharing")
     return result + list(engine.args or [])

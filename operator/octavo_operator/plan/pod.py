@@ -37,7 +37,7 @@ def pod_template(name: str, spec: InferenceServiceSpec, defaults: EngineDefaults
 
 
 def _pod_spec(name: str, spec: InferenceServiceSpec, defaults: EngineDefaults) -> dict[str, Any]:
-    theirs, own_volumes = spec.pod_template, volumes(spec)
+    theirs, own_volumes = spec.pod_template, volumes(name, spec)
     return {
         "serviceAccountName": theirs.service_account_name or names.derived(name),
         "automountServiceAccountToken": False,
