@@ -9,16 +9,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from octavo_engine.model.pull import pull
 from tests.model.building import build_in_cache
+from tests.model.gemma import fetch_gemma
 from tests.model.stepping import generate
 
-MODEL = "bundled://smollm2-135m-instruct"
+MODELS: Final[dict[str, Callable[[], Path]]] = {
+    "smollm2-135m-instruct": lambda: pull("bundled://smollm2-135m-instruct"),
+    "gemma-3-270m": fetch_gemma,
+}
 
 PROMPTS = (
     "What is the capital of France?",
@@ -74,16 +79,16 @@ def transformers_model(path: Path) -> Any:
     return model.eval()
 
 
-def compare(num_prompts: int, num_tokens: int) -> Figures:
+def compare(num_prompts: int, num_tokens: int, model: str = "smollm2-135m-instruct") -> Figures:
     """Generate with both and count equal tokens; the longest prompts come last."""
     import torch
     from transformers import AutoTokenizer
 
-    path = pull(MODEL)
+    path = MODELS[model]()
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     prompts = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
-        if index % 2 == 0
+        if index % 2 == 0 and tokenizer.chat_template
         else tokenizer(text)["input_ids"]
         for index, text in enumerate(PROMPTS[:num_prompts])
     ]
@@ -118,8 +123,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help=f"1 to {len(PROMPTS)}")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--model", choices=MODELS, default="smollm2-135m-instruct")
     arguments = parser.parse_args()
-    figures = compare(arguments.prompts, arguments.tokens)
+    figures = compare(arguments.prompts, arguments.tokens, arguments.model)
     print(
         f"prompts equal to transformers: {figures.equal_prompts} of {figures.prompts}\n"
         f"tokens equal before a first difference: {figures.equal_tokens} of {figures.tokens}\n"
