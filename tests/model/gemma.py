@@ -1,4 +1,4 @@
-"""Gemma 3 270M, as PyPI has it: a GGUF in four wheels. For tests only, under Gemma's own terms; it is shipped nowhere."""
+"""Gemma 3 270M, as PyPI has it: a GGUF in four wheels. For tests, under Gemma's own terms; it is shipped nowhere."""
 
 from __future__ import annotations
 

@@ -95,9 +95,10 @@ def test_yarn_of_a_gguf_is_that_of_a_configuration() -> None:
 def test_yarn_slows_by_at_most_its_factor_and_never_less_for_a_slower_turn(
     factor: float, trained: int, dim: int
 ) -> None:
-    divisors = yarn(10000.0, dim, factor, trained, magnitude=1.0).inverse_frequency_divisors
-    assert all(1.0 <= divisor <= factor * (1 + 1e-12) for divisor in divisors)
-    assert list(divisors) == sorted(divisors)
+    divisors = np.array(yarn(10000.0, dim, factor, trained, magnitude=1.0).inverse_frequency_divisors)
+    rounding = 1e-12 * factor
+    assert 1.0 - rounding <= divisors.min() <= divisors.max() <= factor + rounding
+    assert np.diff(divisors).min() >= -rounding
 
 
 @given(length=st.integers(1, 64))

@@ -11,6 +11,7 @@ from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.step import StepPlan
 from octavo_engine.sampling.settings import SamplingSettings
+from octavo_engine.worker.executable import OpenedAdapter
 from octavo_engine.worker.executor import Executed, Executor, Pending
 from octavo_engine.worker.grammar import Grammar
 
@@ -57,6 +58,10 @@ class ObservingExecutor:
     def forget(self, sequence: int) -> None:
         """See `Executor`."""
         self._inner.forget(sequence)
+
+    def set_adapter(self, slot: int, adapter: OpenedAdapter | None) -> None:
+        """See `Executor`."""
+        self._inner.set_adapter(slot, adapter)
 
     def probe(self) -> Pending[None]:
         """See `Executor`."""

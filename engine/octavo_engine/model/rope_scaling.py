@@ -107,9 +107,9 @@ def _yarn(parameters: Parameters, theta: float, dim: int, max_position: int) -> 
     factor = _yarn_factor(parameters, trained, max_position)
     magnitude = parameters.get("attention_factor")
     if magnitude is None:
-        weights = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        above, below = (float(weight) for weight in weights) if all(weights) else (1.0, 0.0)
-        magnitude = yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
+        above, below = (float(parameters.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
+        both = above and below
+        magnitude = yarn_magnitude(factor, above) / yarn_magnitude(factor, below) if both else yarn_magnitude(factor)
     return yarn(
         theta,
         dim,

@@ -93,6 +93,8 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, Pending[Executed]]] = deque()
         self._backlog: deque[ToEngine] = deque()
         self._outputs: list[TokensOut] = []
+        self._freed: list[int] = []
+        """Slots of adapters that were dropped: told behind the last outputs that had them."""
         self._received = 0
         self._news = True
         self._step_seconds = self._kernel_seconds = self._idle_seconds = 0.0
@@ -207,7 +209,8 @@ class EngineLoop:
         """Drop a slot's adapter, unless there is none to drop."""
         if slot != NO_ADAPTER:
             self._executor.set_adapter(slot, None)
-            self._outbox.send(AdapterUnloaded(slot))
+            self._news = True
+            self._freed.append(slot)
 
     def _release(self, compiled: Compiled) -> None:
         for place, sequence in enumerate(compiled.sequences):
@@ -289,5 +292,8 @@ class EngineLoop:
             **core._asdict(),
         )
         self._outbox.step(tuple(self._outputs), snapshot)
+        for slot in self._freed:
+            self._outbox.send(AdapterUnloaded(slot))
         self._outputs.clear()
+        self._freed.clear()
         self._news, self._step_seconds = False, 0.0

@@ -141,7 +141,7 @@ class Adaptation(NamedTuple):
     """The adapters of a step's rows, and which of them each token has (int32 [T], -1: none)."""
 
     adapters: list[Sequence[LayerLora]]
-    index: NDArray[np.int32]
+    of_token: NDArray[np.int32]
 
 
 class CpuPlan(NamedTuple):
@@ -230,7 +230,7 @@ class CpuModel:
                 forward(self.pool, layers, plan.native, x)
             else:
                 parts = [adapter[begin:end] for adapter in adaptation.adapters]
-                forward(self.pool, layers, plan.native, x, parts, adaptation.index)
+                forward(self.pool, layers, plan.native, x, parts, adaptation.of_token)
             begin = end
             if mixture is not None:
                 mixture.add(self.pool, x)
