@@ -23,8 +23,8 @@ from octavo_engine.server.errors import ApiError
 from octavo_engine.server.heartbeat import Heartbeat
 from octavo_engine.server.keys import KeyFile, KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
+from octavo_engine.server.protocol.answers import Delta, Style
 from octavo_engine.server.protocol.json_body import parse_object
-from octavo_engine.server.protocol.responses import Delta, Style
 
 
 def test_the_phases_of_a_drain() -> None:

@@ -18,7 +18,7 @@ from octavo_engine.server.errors import INVALID_REQUEST, SERVER, UNAVAILABLE, Ap
 from octavo_engine.server.generation import INTERNAL, JobEndpoint
 from octavo_engine.server.keys import KeyFile
 from octavo_engine.server.middleware import RequireKey, Trust
-from octavo_engine.server.protocol.responses import model_card, model_list
+from octavo_engine.server.protocol.answers import model_card, model_list
 from octavo_engine.server.state import ServerState
 
 log = logging.getLogger(__name__)

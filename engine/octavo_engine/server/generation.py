@@ -13,8 +13,8 @@ from octavo_engine.server import admission
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
+from octavo_engine.server.protocol.answers import Delta, Style
 from octavo_engine.server.protocol.logprobs import Scored
-from octavo_engine.server.protocol.responses import Delta, Style
 from octavo_engine.server.state import ServerState
 from octavo_engine.server.texts import Texts
 from octavo_engine.server.tokenizer import TextModel

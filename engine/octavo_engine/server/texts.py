@@ -9,7 +9,7 @@ from typing import Any
 from octavo_engine.ipc.scores import TokenScore, read_scores, record_bytes
 from octavo_engine.server.jobs import Prepared
 from octavo_engine.server.protocol import logprobs
-from octavo_engine.server.protocol.responses import Delta, Usage, usage
+from octavo_engine.server.protocol.answers import Delta, Usage, usage
 from octavo_engine.server.text_choice import TextChoice
 from octavo_engine.server.ticket import Output, Ticket
 from octavo_engine.server.tokenizer import TextModel
