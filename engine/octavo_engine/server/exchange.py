@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.message import Message
 from types import TracebackType
 from typing import Final, Self
@@ -141,6 +141,7 @@ class Exchange:
         self.client_gone = False
         self.started = False
         self._finished = False
+        self._error_frame: Callable[[ApiError], bytes] = ApiError.frame
         self._watch: asyncio.Task[None] | None = None
         self._owner: asyncio.Task[object] | None = None
         self._writing_since = 0.0
@@ -227,10 +228,13 @@ class Exchange:
         self._stall_check = loop.call_later(STALL_SECONDS / 8, self._check_stall)
 
     # --- The answer ---
-    async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the status line and headers."""
+    async def start(
+        self, status: int, headers: Mapping[str, str], error_frame: Callable[[ApiError], bytes] = ApiError.frame
+    ) -> None:
+        """Send the status line and headers. `error_frame` makes the end of a stream that breaks from here on."""
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self.started = True
+        self._error_frame = error_frame
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes, more: bool = True) -> None:
@@ -256,6 +260,6 @@ class Exchange:
     async def fail(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """End the exchange with an error: an answer of its own, or a last frame if the stream has begun."""
         if self.started:
-            await self.write(error.frame(), more=False)
+            await self.write(self._error_frame(error), more=False)
         else:
             await self.respond(error.status, error.body(), {**headers, **error.headers})

@@ -13,12 +13,10 @@ from octavo_engine.server import admission
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
-from octavo_engine.server.protocol.answers import Delta, Style
-from octavo_engine.server.protocol.logprobs import Scored
+from octavo_engine.server.protocol.answers import Delta, Shape, Style, joined
 from octavo_engine.server.state import ServerState
 from octavo_engine.server.texts import Texts
 from octavo_engine.server.tokenizer import TextModel
-from octavo_engine.server.tool_calls.choice import CallDelta
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +112,12 @@ async def _generate(state: ServerState, exchange: Exchange, route: Route, prepar
     ticket = state.client.open(prepared, salt, arrived)
     try:
         await ticket.accepted()
-        kind: Literal["completions", "chat"] = "chat" if route == "chat" else "completions"
         answer = Texts(text_model_of(state), prepared, ticket)
-        calls = prepared.tool_use is not None
-        style = Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes, calls)
+        shape = _shape(route, prepared, answer)
         if prepared.stream:
-            await _stream(exchange, answer, style)
+            await _stream(exchange, answer, shape)
         else:
-            await _whole(exchange, answer, style)
+            await _whole(exchange, answer, shape)
     finally:
         ticket.close()
 
@@ -133,30 +129,26 @@ def text_model_of(state: ServerState) -> TextModel:
     return state.text_model
 
 
-async def _stream(exchange: Exchange, answer: Texts, style: Style) -> None:
-    await exchange.start(200, _STREAM_HEADERS)
-    await exchange.write(b"")  # the headers leave now, not with the first token
+def _shape(route: Route, prepared: Prepared, answer: Texts) -> Shape:
+    calls = prepared.tool_use is not None
+    kind: Literal["completions", "chat"] = "chat" if route == "chat" else "completions"
+    return Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes, calls)
+
+
+async def _stream(exchange: Exchange, answer: Texts, shape: Shape) -> None:
+    await exchange.start(200, _STREAM_HEADERS, shape.failed)
+    await exchange.write(shape.beginning())  # the headers leave now, not with the first token
     async for deltas in answer.deltas():
-        await exchange.write(style.chunks(deltas))
-    await exchange.write(style.ending(answer.usage()), more=False)
+        await exchange.write(shape.chunks(deltas))
+    await exchange.write(shape.ending(answer.usage()), more=False)
 
 
-async def _whole(exchange: Exchange, answer: Texts, style: Style) -> None:
-    texts: dict[int, list[str]] = {}
-    scored: dict[int, list[Scored]] = {}
-    calls: dict[int, list[CallDelta]] = {}
-    ended: dict[int, Delta] = {}
+async def _whole(exchange: Exchange, answer: Texts, shape: Shape) -> None:
+    told: dict[int, list[Delta]] = {}
     async for deltas in answer.deltas():
         for delta in deltas:
-            texts.setdefault(delta.choice, []).append(delta.text)
-            scored.setdefault(delta.choice, []).extend(delta.scored)
-            calls.setdefault(delta.choice, []).extend(delta.calls)
-            if delta.finish is not None:
-                ended[delta.choice] = delta
+            told.setdefault(delta.choice, []).append(delta)
         await asyncio.sleep(0)  # thousands of tokens in one go must not hold the loop
     best = answer.best_choices()
-    wholes = [
-        ended[choice]._replace(choice=index, text="".join(texts[choice]), scored=scored[choice], calls=calls[choice])
-        for index, choice in enumerate(best)
-    ]
-    await exchange.respond(200, style.whole(wholes, answer.usage(), answer.prompt_logprobs(best)), {})
+    texts = [joined(told[choice])._replace(choice=index) for index, choice in enumerate(best)]
+    await exchange.respond(200, shape.whole(texts, answer.usage(), answer.prompt_logprobs(best)), {})

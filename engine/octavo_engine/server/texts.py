@@ -60,8 +60,8 @@ class Texts:
                     going -= 1
                 scored = choice.take_scored() if self._prepared.logprobs >= 0 else []
                 told = self._told(index, text)
-                if told.text or told.calls or scored or told.finish is not None:
-                    deltas.append(Delta(index, told.text, told.finish, choice.stop_reason, scored, told.calls))
+                if told.text or told.events or scored or told.finish is not None:
+                    deltas.append(Delta(index, told.text, told.finish, choice.stop_reason, scored, told.events))
             if deltas:
                 yield deltas
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from octavo_engine.server.errors import ApiError
 from octavo_engine.server.protocol.calls import streamed, whole
 from octavo_engine.server.protocol.logprobs import Scored, of_chat, of_completion
-from octavo_engine.server.tool_calls.choice import CallDelta
+from octavo_engine.server.tool_calls.events import Event, Text
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,7 +43,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
 class Delta(NamedTuple):
     """New text of one choice; `finish` once, with the last. `scored`: its tokens, if they are told.
 
-    `calls`: what is new of tool calls, in a stream each at most once.
+    `events`: what the text turned out to be, in order, if that is more than content.
     """
 
     choice: int
@@ -50,11 +51,50 @@ class Delta(NamedTuple):
     finish: str | None
     stop_reason: int | str | None = None
     scored: Sequence[Scored] = ()
-    calls: Sequence[CallDelta] = ()
+    events: Sequence[Event] = ()
+
+    @property
+    def pieces(self) -> Sequence[Event]:
+        """All that it brings, in order."""
+        return self.events or ((Text(self.text),) if self.text else ())
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Return all the deltas of one choice as one."""
+    calls = any(delta.events for delta in deltas)
+    return deltas[-1]._replace(
+        text="".join([delta.text for delta in deltas]),
+        scored=[item for delta in deltas for item in delta.scored],
+        events=[event for delta in deltas for event in delta.pieces] if calls else (),
+    )
+
+
+class Shape(Protocol):
+    """How one answer looks on its route, streamed or whole. One object per request: it knows what has been told."""
+
+    def beginning(self) -> bytes:
+        """Return what opens a stream."""
+        ...
+
+    def chunks(self, deltas: list[Delta]) -> bytes:
+        """Return the server-sent events of new text."""
+        ...
+
+    def ending(self, total: Usage) -> bytes:
+        """Return what ends a stream."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return what ends a stream that breaks."""
+        ...
+
+    def whole(self, texts: list[Delta], total: Usage, prompt_logprobs: list[Any] | None = None) -> bytes:
+        """Return the answer that is not streamed. `prompt_logprobs`: of each choice's prompt, if they are told."""
+        ...
 
 
 class Style:
-    """The shapes of one answer. One object per request: it knows which choices have begun."""
+    """The shapes of completions and chat."""
 
     def __init__(
         self,
@@ -93,13 +133,21 @@ class Style:
             + b"}\n\n"
         )
 
+    def beginning(self) -> bytes:
+        """Return what opens a stream: nothing."""
+        return b""
+
     def chunks(self, deltas: list[Delta]) -> bytes:
-        """Return the server-sent events of new text, one per choice."""
+        """Return the server-sent events of new text, at most one per choice."""
         return b"".join([self._chunk(delta) for delta in deltas])
 
     def ending(self, total: Usage) -> bytes:
         """Return the end of a stream: the chunk with the totals and no choices if it was asked for, then [DONE]."""
         return (self._event([], total) if self._include_usage else b"") + _DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the frame that ends a stream that breaks; no [DONE] follows it."""
+        return error.frame()
 
     def whole(self, texts: list[Delta], total: Usage, prompt_logprobs: list[Any] | None = None) -> bytes:
         """Return the answer that is not streamed. `prompt_logprobs`: of each choice's prompt, if they are told."""
@@ -113,10 +161,13 @@ class Style:
         return _encode(answer)
 
     def _chunk(self, delta: Delta) -> bytes:
-        choice, text, finish, _, scored, calls = delta
-        if not text or finish is not None or scored or calls or (self._chat and choice not in self._begun):
-            return self._event([self._chunk_choice(delta)], None)
-        return b"".join((self._opening, b"%d" % choice, self._before_text, _encode(text), self._closing))
+        choice, text, finish, _, scored, events = delta
+        if text and finish is None and not scored and not events and not (self._chat and choice not in self._begun):
+            return b"".join((self._opening, b"%d" % choice, self._before_text, _encode(text), self._closing))
+        calls = streamed(events)
+        if not text and finish is None and not scored and not calls:
+            return b""  # a call has ended, which chat does not tell
+        return self._event([self._chunk_choice(delta, calls)], None)
 
     def _event(self, choices: list[dict[str, Any]], total: Usage | None) -> bytes:
         body = {**self._chunk_head, "choices": choices}
@@ -124,29 +175,30 @@ class Style:
             body["usage"] = total
         return b"data: " + _encode(body) + b"\n\n"
 
-    def _chunk_choice(self, delta: Delta) -> dict[str, Any]:
+    def _chunk_choice(self, delta: Delta, calls: list[dict[str, Any]]) -> dict[str, Any]:
         if not self._chat:
             return self._choice(delta)
         content: dict[str, Any] = {}
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             content["role"] = "assistant"
-            may_be_null = self._calls and (delta.finish is None or delta.calls)
+            may_be_null = self._calls and (delta.finish is None or calls)
             content["content"] = None if may_be_null and not delta.text else delta.text
         elif delta.text:
             content["content"] = delta.text
-        if delta.calls:
-            content["tool_calls"] = streamed(delta.calls)
+        if calls:
+            content["tool_calls"] = calls
         choice = {"index": delta.choice, "delta": content, "logprobs": self._logprobs(delta) if delta.scored else None}
         return self._ending(choice, delta)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": delta.choice}
         if self._chat:
-            text = delta.text if delta.text or not delta.calls else None
+            calls = whole(delta.events)
+            text = delta.text if delta.text or not calls else None
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-            if delta.calls:
-                choice["message"]["tool_calls"] = whole(delta.calls)
+            if calls:
+                choice["message"]["tool_calls"] = calls
         else:
             choice["text"] = delta.text
         choice["logprobs"] = self._logprobs(delta)

@@ -1,33 +1,36 @@
-"""How tool calls look in an answer: OpenAI's objects, whole and in pieces."""
+"""How tool calls look in a chat's answer: OpenAI's objects, whole and in pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from octavo_engine.server.tool_calls.choice import CallDelta
+from octavo_engine.server.tool_calls.events import Arguments, CallStarted, Event
 
 
-def streamed(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    """Return a chunk's entries: id, type and name with the first of a call, arguments with each."""
-    return [
-        {
-            "index": delta.call,
-            **({"id": delta.id, "type": "function"} if delta.id else {}),
-            "function": {**({"name": delta.name} if delta.id else {}), "arguments": delta.arguments},
-        }
-        for delta in calls
-    ]
+def streamed(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return a chunk's entries, one for each call: id, type and name with the first of a call, arguments with each."""
+    entries: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, CallStarted):
+            function = {"name": event.name, "arguments": ""}
+            entries[event.call] = {"index": event.call, "id": event.id, "type": "function", "function": function}
+        elif isinstance(event, Arguments):
+            entry = entries.setdefault(event.call, {"index": event.call, "function": {"arguments": ""}})
+            entry["function"]["arguments"] += event.text
+    return list(entries.values())
 
 
-def whole(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
-    """Return the calls of a message from all that was told of them, in order."""
-    found: dict[int, dict[str, Any]] = {}
+def whole(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return the calls of a message from all that it turned out to be, in order."""
+    calls: dict[int, dict[str, Any]] = {}
     pieces: dict[int, list[str]] = {}
-    for delta in calls:
-        if delta.id:
-            found[delta.call] = {"id": delta.id, "type": "function", "function": {"name": delta.name}}
-        pieces.setdefault(delta.call, []).append(delta.arguments)
-    for index, call_object in found.items():
-        call_object["function"]["arguments"] = "".join(pieces[index])
-    return list(found.values())
+    for event in events:
+        if isinstance(event, CallStarted):
+            calls[event.call] = {"id": event.id, "type": "function", "function": {"name": event.name}}
+            pieces[event.call] = []
+        elif isinstance(event, Arguments):
+            pieces[event.call].append(event.text)
+    for index, call in calls.items():
+        call["function"]["arguments"] = "".join(pieces[index])
+    return list(calls.values())

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from octavo_engine.server.tool_calls.events import Arguments, CallStarted, Event, Text
+from octavo_engine.server.tool_calls.events import Event, Text
 from octavo_engine.server.tool_calls.formats import SCANNERS, ToolUse
 from octavo_engine.server.tool_calls.scanner import Ending
 
 
-class CallDelta(NamedTuple):
-    """What is new of a call; `id` and `name` once, at its beginning."""
-
-    call: int
-    id: str
-    name: str
-    arguments: str
-
-
 class Told(NamedTuple):
-    """What a piece of text brought: content, what is new of calls (each at most once), and the reason of an end."""
+    """What a piece of text brought: content; all of it in order, if it is more than content; the reason of an end."""
 
     text: str
-    calls: Sequence[CallDelta]
+    events: Sequence[Event]
     finish: str | None
 
 
@@ -42,16 +33,5 @@ class ChoiceCalls:
             events += self._scanner.finish(ending)
             if finish == "stop" and self._scanner.whole:
                 finish = "tool_calls"
-        content = "".join([event.text for event in events if isinstance(event, Text)])
-        return Told(content, _deltas(events), finish)
-
-
-def _deltas(events: list[Event]) -> list[CallDelta]:
-    found: dict[int, CallDelta] = {}
-    for event in events:
-        if isinstance(event, CallStarted):
-            found[event.call] = CallDelta(event.call, event.id, event.name, "")
-        elif isinstance(event, Arguments):
-            known = found.get(event.call, CallDelta(event.call, "", "", ""))
-            found[event.call] = known._replace(arguments=known.arguments + event.text)
-    return list(found.values())
+        texts = [event.text for event in events if isinstance(event, Text)]
+        return Told("".join(texts), events if len(texts) < len(events) else (), finish)
