@@ -21,6 +21,7 @@ PORT_OPERATOR_HEALTH: Final = 8081
 # --- Paths ------------------------------------------------------------------------------------------------------
 PATH_COMPLETIONS: Final = "/v1/completions"
 PATH_CHAT_COMPLETIONS: Final = "/v1/chat/completions"
+PATH_RESPONSES: Final = "/v1/responses"
 PATH_MODELS: Final = "/v1/models"
 PATH_EMBEDDINGS: Final = "/v1/embeddings"
 PATH_TOKENIZE: Final = "/tokenize"

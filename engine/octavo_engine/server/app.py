@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _JOB_ROUTES: dict[str, jobs.Route] = {
     contract.PATH_COMPLETIONS: "completions",
     contract.PATH_CHAT_COMPLETIONS: "chat",
+    contract.PATH_RESPONSES: "responses",
     contract.PATH_TOKENIZE: "tokenize",
     contract.PATH_DETOKENIZE: "detokenize",
 }

@@ -105,11 +105,10 @@ def context_length(limit: int, prompt_tokens: int, param: str, counted: bool = T
 
     Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised.
     """
-    what = "messages" if param == "messages" else "prompt"
     number = f"{'' if counted else 'at least '}{prompt_tokens}"
     return invalid(
-        f"This model's maximum context length is {limit} tokens. However, your {what} resulted in {number} "
-        f"tokens, and at least one token must be left for the completion. Please reduce the length of the {what}.",
+        f"This model's maximum context length is {limit} tokens. However, your {param} resulted in {number} "
+        f"tokens, and at least one token must be left for the completion. Please reduce the length of the {param}.",
         param=param,
         code="context_length_exceeded",
     )

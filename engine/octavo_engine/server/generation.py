@@ -1,4 +1,4 @@
-"""Completions and chat: from a request's bytes to its last token, streamed or whole."""
+"""Completions, chat and responses: from a request's bytes to its last token, streamed or whole."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_engine import contract
 from octavo_engine.server import admission
+from octavo_engine.server.asked import GENERATING
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
 from octavo_engine.server.protocol.answers import Delta, Shape, Style, joined
+from octavo_engine.server.protocol.responses.shape import ResponseShape
 from octavo_engine.server.state import ServerState
 from octavo_engine.server.texts import Texts
 from octavo_engine.server.tokenizer import TextModel
@@ -58,7 +60,7 @@ class JobEndpoint:
         state = self._state
         state.check_accepts()
         arrived = state.clock()
-        if self._route in ("completions", "chat"):
+        if self._route in GENERATING:
             _check_queue(state, 1, 0)
         body, holding = await exchange.read_body(state.budget)
         async with exchange:
@@ -130,6 +132,8 @@ def text_model_of(state: ServerState) -> TextModel:
 
 
 def _shape(route: Route, prepared: Prepared, answer: Texts) -> Shape:
+    if route == "responses":
+        return ResponseShape(prepared.model, prepared.repeated, prepared.logprobs, answer.token_bytes)
     calls = prepared.tool_use is not None
     kind: Literal["completions", "chat"] = "chat" if route == "chat" else "completions"
     return Style(kind, prepared.model, prepared.include_usage, prepared.logprobs, answer.token_bytes, calls)

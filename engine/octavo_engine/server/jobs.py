@@ -10,7 +10,7 @@ from octavo_engine.ipc.messages import SamplingParams, StopRule
 from octavo_engine.server.errors import ApiError
 from octavo_engine.server.tool_calls.formats import Setting, ToolUse
 
-Route = Literal["completions", "chat", "tokenize", "detokenize"]
+Route = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -42,7 +42,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     Of the `n` choices that are generated for each prompt the `best` ones are answered. `logprobs` and `prompt_logprobs`
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
     text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
-    the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "".
+    the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "". `repeated`: what
+    a response says of its request, a JSON object.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     only_echo: bool = False
     tool_use: ToolUse | None = None
     adapter: str = ""
+    repeated: bytes = b""
 
     @property
     def prompt_alternatives(self) -> int:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from octavo_engine import contract
 from octavo_engine.ipc.messages import SamplingParams, StopRule
+from octavo_engine.server.asked import Generating, read_asked
 from octavo_engine.server.errors import ApiError, context_length, invalid, not_found
 from octavo_engine.server.grammar import serialised
 from octavo_engine.server.grammar_check import GrammarChecker, GrammarRefused
 from octavo_engine.server.jobs import Answer, Job, JobResult, Limits, Prepared, Refusal
 from octavo_engine.server.protocol import tables
 from octavo_engine.server.protocol.constraints import Constraint, the_constraint
-from octavo_engine.server.protocol.fields import read_fields
+from octavo_engine.server.protocol.fields import Table, read_fields
 from octavo_engine.server.protocol.json_body import parse_object
-from octavo_engine.server.protocol.messages import text_bytes
+from octavo_engine.server.protocol.messages import Conversation, text_bytes
+from octavo_engine.server.protocol.responses.fields import repeated
+from octavo_engine.server.protocol.responses.items import with_instructions
 from octavo_engine.server.tokenizer import EncodingError, TemplateError, TextModel
 from octavo_engine.server.tool_calls.formats import ToolUse, special_tags
 from octavo_engine.server.tool_calls.request import calls_constraint, read_tool_use, told_tools
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` in completions; in chat it is the rest of the context."""
+_TABLES: Final[dict[Generating, Table]] = {
+    "completions": tables.COMPLETIONS,
+    "chat": tables.CHAT,
+    "responses": tables.RESPONSES,
+}
 
 
 def prepare(job: Job, text_model: TextModel, grammars: GrammarChecker | None = None) -> JobResult:
@@ -36,41 +42,40 @@ def prepare(job: Job, text_model: TextModel, grammars: GrammarChecker | None = N
             return _tokenize(read_fields(tables.TOKENIZE, body), job, text_model)
         if job.route == "detokenize":
             return _detokenize(read_fields(tables.DETOKENIZE, body), job, text_model)
-        fields = tables.COMPLETIONS if job.route == "completions" else tables.CHAT
-        return _generation(read_fields(fields, body), body, job, text_model, grammars or GrammarChecker())
+        return _generation(job.route, body, job, text_model, grammars or GrammarChecker())
     except ApiError as error:
         return Refusal(error.status, error.message, error.kind, error.param, error.code)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------
 def _generation(
-    values: dict[str, Any], body: dict[str, Any], job: Job, text_model: TextModel, grammars: GrammarChecker
+    route: Generating, body: dict[str, Any], job: Job, text_model: TextModel, grammars: GrammarChecker
 ) -> Prepared:
-    limits = job.limits
+    limits, values = job.limits, read_fields(_TABLES[route], body)
     model = _model(values["model"], job)
     if values["stream_options"] is not None and not values["stream"]:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options", "invalid_value")
-    generated = _generated(values)
-    max_tokens, max_name = _max_tokens(values, chat=job.route == "chat")
+    asked = read_asked(route, values)
+    max_tokens = asked.max_tokens
     if max_tokens is not None and values["min_tokens"] > max_tokens:
-        raise invalid(f"'min_tokens' must not be greater than '{max_name}'.", param="min_tokens", code="invalid_value")
+        raise invalid(f"'min_tokens' must not be greater than '{asked.max_name}'.", "min_tokens", "invalid_value")
     only_echo = max_tokens == 0
-    if only_echo and not values.get("echo"):
+    if only_echo and not asked.echo:
         raise invalid("'max_tokens' must be at least 1, or 0 with 'echo'.", param="max_tokens", code="invalid_value")
-    if values["prompt_logprobs"] >= 0 and values["stream"]:
+    if asked.prompt_logprobs >= 0 and values["stream"]:
         raise invalid("'prompt_logprobs' is not told in a stream.", param="prompt_logprobs", code="invalid_value")
     _check_token_ids(values, limits)
     tool_use: ToolUse | None = None
-    if job.route == "chat":
-        tool_use = read_tool_use(values, text_model.tool_template_source, limits.tool_call_parser)
-        prompts = [_chat_prompt(values, body, limits, text_model, tool_use)]
-    else:
+    if route == "completions":
         prompts = _text_prompts(values, body, limits, text_model)
-    if len(prompts) * generated > contract.MAX_PROMPTS:
+    else:
+        tool_use = read_tool_use(values, text_model.tool_template_source, limits.tool_call_parser)
+        prompts = [_chat_prompt(_conversation(route, values, body), values, limits, text_model, tool_use)]
+    if len(prompts) * asked.generated > contract.MAX_PROMPTS:
         raise invalid(f"'n' times the number of prompts may be at most {contract.MAX_PROMPTS}.", "n", "invalid_value")
     # A vocabulary may be smaller than what is asked for: a record's size is the same in both processes.
-    logprobs = min(_logprobs(values, chat=job.route == "chat"), limits.vocab_size)
-    prompt_logprobs = min(values["prompt_logprobs"], limits.vocab_size)
+    logprobs = min(asked.logprobs, limits.vocab_size)
+    prompt_logprobs = min(asked.prompt_logprobs, limits.vocab_size)
     longest = max(map(len, prompts))
     if max_tokens is None:
         max_tokens = limits.max_model_len - longest
@@ -80,7 +85,7 @@ def _generation(
         sampling=_sampling(
             values,
             limits,
-            logprobs=max(logprobs, 0 if generated > values["n"] else -1),
+            logprobs=max(logprobs, 0 if asked.generated > asked.n else -1),
             grammar=_grammar(values, tool_use, text_model, grammars),
         ),
         stop=StopRule(
@@ -89,46 +94,22 @@ def _generation(
             stop_token_ids=tuple(sorted(set(values["stop_token_ids"]))),
             ignore_eos=values["ignore_eos"],
         ),
-        n=generated,
+        n=asked.generated,
         stop_strings=values["stop"],
         include_stop=values["include_stop_str_in_output"],
         stream=values["stream"],
         include_usage=bool(values["stream_options"]),
         priority=values["priority"],
         cache_salt=values["cache_salt"],
-        best=values["n"],
+        best=asked.n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        echo=bool(values.get("echo")),
+        echo=asked.echo,
         only_echo=only_echo,
         tool_use=tool_use,
         adapter=model if model in limits.adapters else "",
+        repeated=repeated(values, body) if route == "responses" else b"",
     )
-
-
-def _generated(values: dict[str, Any]) -> int:
-    """Return how many choices are generated for each prompt. Raises the 400 of a `best_of` that means nothing."""
-    n, best_of = values["n"], values.get("best_of")
-    if best_of is None or best_of == n:
-        return int(n)
-    if best_of < n:
-        raise invalid(f"'best_of' must not be less than 'n', which is {n}.", "best_of", "invalid_value")
-    if values["stream"]:
-        raise invalid(
-            "'best_of' above 'n' cannot be streamed: what is best shows at the end.", "best_of", "invalid_value"
-        )
-    return int(best_of)
-
-
-def _logprobs(values: dict[str, Any], chat: bool) -> int:
-    """Return how many alternatives are told, -1 for no log-probabilities."""
-    if not chat:
-        return int(values["logprobs"])
-    if values["logprobs"]:
-        return int(values["top_logprobs"])
-    if values["top_logprobs"]:
-        raise invalid("'top_logprobs' needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
-    return -1
 
 
 def _model(name: str | None, job: Job) -> str:
@@ -142,17 +123,6 @@ def _model(name: str | None, job: Job) -> str:
         shown = name if len(name) <= 80 else name[:80] + "…"
         raise not_found(f"The model '{shown}' does not exist here.", param="model", code="model_not_found")
     return name
-
-
-def _max_tokens(values: dict[str, Any], chat: bool) -> tuple[int | None, str]:
-    """Return the limit on new tokens, None for the rest of the context, and the field it comes from."""
-    if values["max_completion_tokens"] is not None:
-        if values["max_tokens"] is not None:
-            return min(values["max_completion_tokens"], values["max_tokens"]), "max_completion_tokens"
-        return values["max_completion_tokens"], "max_completion_tokens"
-    if values["max_tokens"] is None and not chat:
-        return max(DEFAULT_COMPLETION_TOKENS, values["min_tokens"]), "max_tokens"
-    return values["max_tokens"], "max_tokens"
 
 
 def _check_token_ids(values: dict[str, Any], limits: Limits) -> None:
@@ -271,15 +241,22 @@ def _encode(text: str, add_special_tokens: bool, text_model: TextModel) -> list[
     return text_model.encode_prompt(text) if add_special_tokens else text_model.encode_user(text)
 
 
+def _conversation(route: Generating, values: dict[str, Any], body: dict[str, Any]) -> Conversation:
+    if route == "chat":
+        if values["messages"] is None:
+            raise _missing("messages", body)
+        return Conversation("messages", values["messages"])
+    if values["input"] is None:
+        raise _missing("input", body)
+    return with_instructions(values["input"], values["instructions"])
+
+
 def _chat_prompt(
-    values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel, tool_use: ToolUse | None
+    chat: Conversation, values: dict[str, Any], limits: Limits, text_model: TextModel, tool_use: ToolUse | None
 ) -> Sequence[int]:
-    messages = values["messages"]
-    if messages is None:
-        raise _missing("messages", body)
-    _check_bytes(text_bytes(messages), limits, text_model, "messages")
-    ids = _render(messages, True, text_model, told_tools(values["tools"]) if tool_use else None)
-    _check_fits(len(ids), limits, "messages")
+    _check_bytes(text_bytes(chat.messages), limits, text_model, chat.field)
+    ids = _render(chat, True, text_model, told_tools(values["tools"]) if tool_use else None)
+    _check_fits(len(ids), limits, chat.field)
     return ids
 
 
@@ -289,14 +266,16 @@ def _missing(name: str, body: dict[str, Any]) -> ApiError:
 
 
 def _render(
-    messages: list[dict[str, Any]], add_generation_prompt: bool, text_model: TextModel, tools: list[Any] | None
+    chat: Conversation, add_generation_prompt: bool, text_model: TextModel, tools: list[Any] | None
 ) -> Sequence[int]:
     try:
-        return text_model.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return text_model.encode_chat(chat.messages, add_generation_prompt=add_generation_prompt, tools=tools)
     except TemplateError as error:
-        raise invalid(f"The chat template refused the messages: {error}", error.param, "invalid_value") from None
+        where = chat.located(error.param)
+        reason = str(error).replace(error.param, where) if error.param != "messages" else str(error)
+        raise invalid(f"The chat template refused the messages: {reason}", where, "invalid_value") from None
     except EncodingError as error:
-        raise invalid(str(error), "messages", "invalid_value") from None
+        raise invalid(str(error), chat.field, "invalid_value") from None
 
 
 # --- Tokens in, tokens out --------------------------------------------------------------------------------------
@@ -331,7 +310,10 @@ def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer
         choices = {"tool_choice": "auto", "parallel_tool_calls": True}
         tool_use = read_tool_use({**values, **choices}, text_model.tool_template_source, limit.tool_call_parser)
         ids = _render(
-            messages, values["add_generation_prompt"], text_model, told_tools(values["tools"]) if tool_use else None
+            Conversation("messages", messages),
+            values["add_generation_prompt"],
+            text_model,
+            told_tools(values["tools"]) if tool_use else None,
         )
     texts = (
         [text_model.token_bytes[token].decode("utf-8", "replace") for token in ids]

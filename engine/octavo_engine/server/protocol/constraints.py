@@ -14,6 +14,7 @@ MAX_GRAMMAR_BYTES: Final = 128 * 1024
 MAX_NAME_CHARACTERS: Final = 64
 FIELDS: Final = (
     "response_format",
+    "text",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -38,7 +39,7 @@ ANY_OBJECT: Final = Constraint("schema", '{"type":"object"}')
 
 def the_constraint(values: dict[str, Any]) -> tuple[str, Constraint] | None:
     """Return the one constraint that the fields' values name, with its field. Raises the 400 of two."""
-    named = [(name, values[name]) for name in FIELDS if values[name] is not None]
+    named = [(name, values[name]) for name in FIELDS if values.get(name) is not None]
     if len(named) > 1:
         raise invalid(
             f"'{named[0][0]}' and '{named[1][0]}' both say what the text must be like: give one of them.",
@@ -52,27 +53,47 @@ def read_response_format(value: Any) -> Constraint | None:
     """Read OpenAI's `response_format`."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object")
-    kind = value.get("type")
-    if kind == "text":
+    if value.get("type") != "json_schema":
+        return _without_schema(value, "")
+    return _described(value.get("json_schema"), ".json_schema")
+
+
+def read_text(value: Any) -> Constraint | None:
+    """Read `text` of /v1/responses: a format whose schema stands beside its type."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object")
+    if value.get("verbosity") not in (None, "medium"):
+        raise Unreadable("is not supported: leave it out", ".verbosity")
+    form = value.get("format")
+    if form is None:
         return None
-    if kind == "json_object":
-        return ANY_OBJECT
-    if kind != "json_schema":
-        raise Unreadable("must be 'text', 'json_object' or 'json_schema'", ".type")
-    described = value.get("json_schema")
-    if not isinstance(described, dict):
-        raise Unreadable("must be an object", ".json_schema")
-    name = described.get("name")
+    if not isinstance(form, dict):
+        raise Unreadable("must be an object", ".format")
+    if form.get("type") != "json_schema":
+        return _without_schema(form, ".format")
+    return _described(form, ".format")
+
+
+def _without_schema(value: dict[str, Any], path: str) -> Constraint | None:
+    if value.get("type") not in ("text", "json_object"):
+        raise Unreadable("must be 'text', 'json_object' or 'json_schema'", f"{path}.type")
+    return ANY_OBJECT if value["type"] == "json_object" else None
+
+
+def _described(value: Any, path: str) -> Constraint:
+    """Read a named schema."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object", path)
+    name = value.get("name")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS):
-        raise Unreadable(f"must be a string of 1 to {MAX_NAME_CHARACTERS} characters", ".json_schema.name")
-    if described.get("strict") is not None and type(described["strict"]) is not bool:
-        raise Unreadable("must be true or false", ".json_schema.strict")
-    if described.get("description") is not None and not isinstance(described["description"], str):
-        raise Unreadable("must be a string", ".json_schema.description")
-    path = ".json_schema.schema"
-    if described.get("schema") is None:
-        raise Unreadable("is missing; for any JSON object ask for type 'json_object'", path)
-    return _at(path, read_schema, described["schema"])
+        raise Unreadable(f"must be a string of 1 to {MAX_NAME_CHARACTERS} characters", f"{path}.name")
+    if value.get("strict") is not None and type(value["strict"]) is not bool:
+        raise Unreadable("must be true or false", f"{path}.strict")
+    if value.get("description") is not None and not isinstance(value["description"], str):
+        raise Unreadable("must be a string", f"{path}.description")
+    if value.get("schema") is None:
+        raise Unreadable("is missing; for any JSON object ask for type 'json_object'", f"{path}.schema")
+    return _at(f"{path}.schema", read_schema, value["schema"])
 
 
 def read_structured_outputs(value: Any) -> Constraint | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from octavo_engine.server.protocol.fields import Unreadable
 from octavo_engine.server.protocol.tools import MAX_TOOLS, function_name
@@ -10,8 +11,28 @@ from octavo_engine.server.protocol.tools import MAX_TOOLS, function_name
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
 MAX_CALL_ID_CHARACTERS: Final = 256
-_ROLES: Final = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+ROLES: Final = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 """`developer` is the newer name of `system`; templates know the older one."""
+_PARTS: Final = {"text": "text"}
+
+
+class Conversation(NamedTuple):
+    """The messages a prompt is rendered from. `field`: the request's field that they come from.
+
+    `places`: where in the request each of them stands, if it is not the field's own list of messages.
+    """
+
+    field: str
+    messages: list[dict[str, Any]]
+    places: Sequence[str] = ()
+
+    def located(self, path: str) -> str:
+        """Return where in the request the message is that a path like `messages[2].content` leads to."""
+        if not self.places:
+            return path
+        if not path.startswith("messages["):
+            return self.field
+        return self.places[int(path[len("messages[") : path.index("]")])]
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
@@ -42,11 +63,11 @@ def _message(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
     role = value.get("role")
     if role == "function":
         raise Unreadable("is not supported here; use 'tool'", f"{path}.role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise Unreadable(f"must be one of {', '.join(_ROLES)}", f"{path}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise Unreadable(f"must be one of {', '.join(ROLES)}", f"{path}.role")
     if value.get("function_call") is not None:
         raise Unreadable("is not supported here; use 'tool_calls'", f"{path}.function_call")
-    message: dict[str, Any] = {"role": _ROLES[role]}
+    message: dict[str, Any] = {"role": ROLES[role]}
     calls = value.get("tool_calls")
     if calls not in (None, []):
         if role != "assistant":
@@ -56,11 +77,10 @@ def _message(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
     elif "content" not in value:
         raise Unreadable("is missing", f"{path}.content")
     if role == "tool":
-        identifier = _call_id(value.get("tool_call_id"), f"{path}.tool_call_id")
-        if identifier not in called:
-            raise Unreadable("is the id of no call in the messages before it", f"{path}.tool_call_id")
-        message |= {"tool_call_id": identifier, "name": called[identifier]}
-    message["content"] = _content(value.get("content"), role, f"{path}.content")
+        message |= read_answered(value.get("tool_call_id"), f"{path}.tool_call_id", called)
+    content = value.get("content")
+    may_be_null = content is None and role == "assistant"
+    message["content"] = "" if may_be_null else read_content(content, f"{path}.content", _PARTS)
     return message
 
 
@@ -80,15 +100,28 @@ def _call(value: Any, path: str) -> dict[str, Any]:
     function = value.get("function")
     if not isinstance(function, dict):
         raise Unreadable("must be an object with 'name' and 'arguments'", f"{path}.function")
-    name = function_name(function.get("name"), f"{path}.function.name")
+    return read_call(value.get("id"), f"{path}.id", function, f"{path}.function")
+
+
+def read_call(identifier: Any, id_path: str, function: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return an assistant's call, whose id stands at `id_path` and whose name and arguments at `path`."""
+    name = function_name(function.get("name"), f"{path}.name")
     arguments = function.get("arguments", "")
     if not isinstance(arguments, str):
-        raise Unreadable("must be a string of JSON", f"{path}.function.arguments")
+        raise Unreadable("must be a string of JSON", f"{path}.arguments")
     return {
-        "id": _call_id(value.get("id"), f"{path}.id"),
+        "id": _call_id(identifier, id_path),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def read_answered(identifier: Any, path: str, called: Mapping[str, str]) -> dict[str, str]:
+    """Return which call a tool's message answers. `called`: the functions called before it by the calls' ids."""
+    identifier = _call_id(identifier, path)
+    if identifier not in called:
+        raise Unreadable("is the id of no call before it", path)
+    return {"tool_call_id": identifier, "name": called[identifier]}
 
 
 def _call_id(value: Any, path: str) -> str:
@@ -97,24 +130,25 @@ def _call_id(value: Any, path: str) -> str:
     return value
 
 
-def _content(value: Any, role: str, path: str) -> str:
+def read_content(value: Any, path: str, parts: Mapping[str, str]) -> str:
+    """Read a text, or a list of parts, joined by line breaks. parts: where the text of each kind of part stands."""
     if isinstance(value, str):
         return value
-    if value is None and role == "assistant":
-        return ""
     if not isinstance(value, list) or not value:
         raise Unreadable("must be a string or a list of text parts", path)
     if len(value) > MAX_PARTS:
         raise Unreadable(f"may have at most {MAX_PARTS} parts", path)
-    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(value))
+    return "\n".join([_part(part, f"{path}[{index}]", parts) for index, part in enumerate(value)])
 
 
-def _part(value: Any, path: str) -> str:
+def _part(value: Any, path: str, parts: Mapping[str, str]) -> str:
+    first, where = next(iter(parts.items()))
     if not isinstance(value, dict):
-        raise Unreadable("must be an object with 'type' and 'text'", path)
-    if value.get("type") != "text":
-        raise Unreadable("must be 'text': other kinds of content are not supported yet", f"{path}.type")
-    text = value.get("text")
+        raise Unreadable(f"must be an object with 'type' and '{where}'", path)
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in parts:
+        raise Unreadable(f"must be '{first}': other kinds of content are not supported yet", f"{path}.type")
+    text = value.get(parts[kind])
     if not isinstance(text, str):
-        raise Unreadable("must be a string", f"{path}.text")
+        raise Unreadable("must be a string", f"{path}.{parts[kind]}")
     return text

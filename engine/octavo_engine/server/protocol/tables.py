@@ -16,6 +16,7 @@ from octavo_engine.server.protocol.constraints import (
     read_response_format,
     read_schema,
     read_structured_outputs,
+    read_text,
 )
 from octavo_engine.server.protocol.fields import (
     Field,
@@ -32,7 +33,14 @@ from octavo_engine.server.protocol.fields import (
     table,
 )
 from octavo_engine.server.protocol.messages import read_messages
-from octavo_engine.server.protocol.tools import read_tool_choice, read_tools
+from octavo_engine.server.protocol.responses.fields import LOGPROBS, read_include, read_metadata, read_stream_options
+from octavo_engine.server.protocol.responses.items import read_input
+from octavo_engine.server.protocol.tools import (
+    read_flat_tool_choice,
+    read_flat_tools,
+    read_tool_choice,
+    read_tools,
+)
 
 MAX_INT32: Final = 2**31 - 1
 MAX_STOP_CHARACTERS: Final = 1024
@@ -146,7 +154,6 @@ _OF_OTHER_SERVERS: Final[tuple[Field, ...]] = (
     refused("grammar", "", why=_ELSEWHERE),
     refused("lora", [], why=_ELSEWHERE),
     refused("samplers", why=_ELSEWHERE),
-    refused("n_predict", why="is not supported here; use 'max_tokens'"),
     refused("n_probs", 0, why=_ELSEWHERE),
     refused("n_keep", 0, why=_ELSEWHERE),
     refused("n_indent", 0, why=_ELSEWHERE),
@@ -162,10 +169,7 @@ _OF_OTHER_SERVERS: Final[tuple[Field, ...]] = (
     refused("input_suffix", "", why=_ELSEWHERE),
     refused("reasoning_budget", -1, why=_ELSEWHERE),
     # --- Text Generation Inference, SGLang, Transformers ---
-    refused("max_new_tokens", why="is not supported here; use 'max_tokens'"),
     refused("min_new_tokens", 0, why="is not supported here; use 'min_tokens'"),
-    refused("max_output_tokens", why="is not supported here; use 'max_tokens'"),
-    refused("max_length", why="is not supported here; use 'max_tokens'"),
     refused("stop_sequences", [], why="is not supported here; use 'stop'"),
     refused("adapter", why=_ELSEWHERE),
     refused("adapter_id", why=_ELSEWHERE),
@@ -178,27 +182,28 @@ _OF_OTHER_SERVERS: Final[tuple[Field, ...]] = (
     refused("ebnf", why=_ELSEWHERE),
     refused("stop_regex", [], why=_ELSEWHERE),
     # --- Ollama ---
-    refused("num_predict", why="is not supported here; use 'max_tokens'"),
     refused("options", {}, why=_ELSEWHERE),
     refused("format", "", why=_ELSEWHERE),
 )
 
-_COMMON: Final[tuple[Field, ...]] = (
+
+def _other_names(limit: str) -> tuple[Field, ...]:
+    """Return the names that other servers have for `limit`, the bound on new tokens."""
+    names = ("n_predict", "num_predict", "max_new_tokens", "max_length", "max_output_tokens")
+    return tuple(refused(name, why=f"is not supported here; use '{limit}'") for name in names)
+
+
+_GENERATION: Final[tuple[Field, ...]] = (
     honoured("model", string),
     *_SAMPLING,
-    honoured("max_tokens", integer(1, MAX_INT32)),
-    honoured("max_completion_tokens", integer(1, MAX_INT32)),
     honoured("min_tokens", integer(0, MAX_INT32), 0),
-    honoured("n", integer(1, contract.MAX_CHOICES), 1),
     honoured("stop", _stop, ()),
     honoured("stop_token_ids", list_of(_token_id, 0, MAX_STOP_TOKEN_IDS), []),
     honoured("ignore_eos", boolean, False),
     honoured("include_stop_str_in_output", boolean, False),
     honoured("stream", boolean, False),
-    honoured("stream_options", _stream_options),
     honoured("priority", integer(-(2**31), MAX_INT32), 0),
     honoured("cache_salt", _salt, ""),
-    honoured("response_format", read_response_format),
     honoured("structured_outputs", read_structured_outputs),
     honoured("guided_json", read_schema),
     honoured("guided_regex", read_regex),
@@ -217,7 +222,6 @@ _COMMON: Final[tuple[Field, ...]] = (
     refused("logits_processors", []),
     *_OF_OTHER_SERVERS,
     ignored("user", "tenants are told apart by their keys"),
-    ignored("metadata", "nothing is stored"),
     ignored("store", "nothing is stored"),
     ignored("service_tier", "there is one tier; use priority"),
     ignored("safety_identifier", "no policy acts on it"),
@@ -226,30 +230,19 @@ _COMMON: Final[tuple[Field, ...]] = (
     ignored("request_id", "the answer's id is made here"),
 )
 
-COMPLETIONS: Final[Table] = table(
-    *_COMMON,
-    honoured("prompt", _prompt),
-    honoured("add_special_tokens", boolean, True),
-    honoured("max_tokens", integer(0, MAX_INT32)),
-    honoured("best_of", integer(1, contract.MAX_CHOICES)),
-    honoured("logprobs", _alternatives, -1),
-    honoured("prompt_logprobs", _alternatives, -1),
-    honoured("echo", boolean, False),
-    refused("suffix", ""),
-    refused("prompt_embeds"),
-    refused("tools", [], why=_CHAT_ONLY),
-    refused("tool_choice", "none", "auto", why=_CHAT_ONLY),
+_CHOICES: Final[tuple[Field, ...]] = (
+    *_GENERATION,
+    honoured("max_tokens", integer(1, MAX_INT32)),
+    honoured("max_completion_tokens", integer(1, MAX_INT32)),
+    *_other_names("max_tokens"),
+    honoured("n", integer(1, contract.MAX_CHOICES), 1),
+    honoured("stream_options", _stream_options),
+    honoured("response_format", read_response_format),
+    ignored("metadata", "nothing is stored"),
 )
 
-CHAT: Final[Table] = table(
-    *_COMMON,
-    honoured("messages", read_messages),
-    honoured("tools", read_tools, []),
-    honoured("tool_choice", read_tool_choice, "auto"),
+_CONVERSATION: Final[tuple[Field, ...]] = (
     honoured("parallel_tool_calls", boolean, True),
-    honoured("logprobs", boolean, False),
-    honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
-    honoured("prompt_logprobs", _alternatives, -1),
     refused("best_of", 1),
     refused("echo", False),
     refused("modalities", ["text"]),
@@ -265,6 +258,70 @@ CHAT: Final[Table] = table(
     refused("continue_final_message", False),
     refused("add_special_tokens", False),
     refused("mm_processor_kwargs", {}),
+)
+
+COMPLETIONS: Final[Table] = table(
+    *_CHOICES,
+    honoured("prompt", _prompt),
+    honoured("add_special_tokens", boolean, True),
+    honoured("max_tokens", integer(0, MAX_INT32)),
+    honoured("best_of", integer(1, contract.MAX_CHOICES)),
+    honoured("logprobs", _alternatives, -1),
+    honoured("prompt_logprobs", _alternatives, -1),
+    honoured("echo", boolean, False),
+    refused("suffix", ""),
+    refused("prompt_embeds"),
+    refused("tools", [], why=_CHAT_ONLY),
+    refused("tool_choice", "none", "auto", why=_CHAT_ONLY),
+)
+
+CHAT: Final[Table] = table(
+    *_CHOICES,
+    *_CONVERSATION,
+    honoured("messages", read_messages),
+    honoured("tools", read_tools, []),
+    honoured("tool_choice", read_tool_choice, "auto"),
+    honoured("logprobs", boolean, False),
+    honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
+    honoured("prompt_logprobs", _alternatives, -1),
+)
+
+_STATELESS: Final = "is not supported: nothing is stored here, so send the whole conversation as 'input'"
+
+RESPONSES: Final[Table] = table(
+    *_GENERATION,
+    *_CONVERSATION,
+    *_other_names("max_output_tokens"),
+    honoured("input", read_input),
+    honoured("instructions", string),
+    honoured("max_output_tokens", integer(1, MAX_INT32)),
+    honoured("text", read_text),
+    honoured("tools", read_flat_tools, []),
+    honoured("tool_choice", read_flat_tool_choice, "auto"),
+    honoured("include", read_include, False),
+    honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
+    honoured("stream_options", read_stream_options),
+    honoured("metadata", read_metadata, {}),
+    refused("previous_response_id", why=_STATELESS),
+    refused("conversation", why=_STATELESS),
+    refused("prompt", why="is not supported: no prompts are stored here, so send 'instructions' and 'input'"),
+    refused("background", False, why="is not supported: nothing is stored here; wait for the answer, or stream it"),
+    refused("background_options", {}, why="is not supported: nothing runs in the background here"),
+    refused("truncation", "disabled", why="is not supported: leave items out of 'input' yourself"),
+    refused("context_management", [], why="is not supported: leave items out of 'input' yourself"),
+    refused("reasoning", {}, {"effort": "none"}, why="is not supported: this server tells no reasoning apart"),
+    refused("max_tool_calls", why="is not supported: this server calls no tools itself"),
+    refused("moderation", why="is not supported: this server moderates nothing"),
+    refused("image", {}, why="is not supported: this server reads no images"),
+    refused("access_programs", {}, why="is not supported here"),
+    refused("messages", why="is a field of chat: use 'input'"),
+    refused("max_tokens", why="is a field of chat: use 'max_output_tokens'"),
+    refused("max_completion_tokens", why="is a field of chat: use 'max_output_tokens'"),
+    refused("response_format", why="is a field of chat: use 'text'"),
+    refused("logprobs", False, why=f"is a field of chat: use 'include' with '{LOGPROBS}'"),
+    refused("prompt_logprobs", False, why="is not told here: use /v1/completions"),
+    refused("n", 1, why="is a field of chat: a response is one answer, so ask again for another"),
+    ignored("prompt_cache_options", "equal prefixes are shared without them"),
 )
 
 TOKENIZE: Final[Table] = table(
@@ -284,3 +341,12 @@ DETOKENIZE: Final[Table] = table(
     honoured("model", string),
     honoured("tokens", list_of(_token_id, 0, MAX_INT32)),
 )
+
+TABLES: Final[dict[str, Table]] = {
+    contract.PATH_COMPLETIONS: COMPLETIONS,
+    contract.PATH_CHAT_COMPLETIONS: CHAT,
+    contract.PATH_RESPONSES: RESPONSES,
+    contract.PATH_TOKENIZE: TOKENIZE,
+    contract.PATH_DETOKENIZE: DETOKENIZE,
+}
+"""Of every route that reads fields, by its path."""

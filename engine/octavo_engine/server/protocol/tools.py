@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from octavo_engine.server.protocol.fields import Unreadable
@@ -21,6 +22,16 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """Return the tools as chat templates expect them. Raises Unreadable with the path of what is at fault."""
+    return _tools(value, _nested)
+
+
+def read_flat_tools(value: Any) -> list[dict[str, Any]]:
+    """Read the tools of /v1/responses, whose names stand beside their types; returns what `read_tools` does."""
+    return _tools(value, _flat)
+
+
+def _tools(value: Any, opened: Callable[[dict[str, Any], str], tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
+    """Read tools. opened: returns a tool's function, and the path to it."""
     if not isinstance(value, list):
         raise Unreadable("must be a list of tools")
     if len(value) > MAX_TOOLS:
@@ -29,9 +40,12 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     seen: set[str] = set()
     characters = 0
     for index, item in enumerate(value):
-        function = _function(item, f"[{index}]")
+        if not isinstance(item, dict):
+            raise Unreadable("must be an object with a 'type'", f"[{index}]")
+        described, path = opened(item, f"[{index}]")
+        function = _function(described, path)
         if function["name"] in seen:
-            raise Unreadable("is the name of two tools", f"[{index}].function.name")
+            raise Unreadable("is the name of two tools", f"{path}.name")
         seen.add(function["name"])
         characters += len(function.get("description", "")) + len(json.dumps(function["parameters"], ensure_ascii=False))
         if characters > MAX_ALL_CHARACTERS:
@@ -40,15 +54,29 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     return tools
 
 
-def _function(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Unreadable("must be an object with 'type' and 'function'", path)
-    if value.get("type") != "function":
+def _nested(tool: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    if tool.get("type") != "function":
         raise Unreadable("must be 'function': other kinds of tools are not supported", f"{path}.type")
-    function = value.get("function")
+    function = tool.get("function")
     path += ".function"
     if not isinstance(function, dict):
         raise Unreadable("must be an object with a 'name'", path)
+    return function, path
+
+
+def _flat(tool: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    if tool.get("type") != "function":
+        raise Unreadable(
+            "must be 'function': this server has no tools of its own, so describe a function and answer its calls",
+            f"{path}.type",
+        )
+    for name in ("defer_loading", "async"):
+        if tool.get(name) not in (None, False):
+            raise Unreadable("is not supported: leave it out", f"{path}.{name}")
+    return tool, path
+
+
+def _function(function: dict[str, Any], path: str) -> dict[str, Any]:
     read: dict[str, Any] = {"name": function_name(function.get("name"), f"{path}.name")}
     description = function.get("description")
     if description is not None:
@@ -101,15 +129,26 @@ def _check_depth(schema: dict[str, Any], path: str) -> None:
 
 def read_tool_choice(value: Any) -> str | dict[str, str]:
     """Read `none`, `auto`, `required`, or the function to call, as `{"name": …}`."""
-    if isinstance(value, str):
-        if value not in ("none", "auto", "required"):
-            raise Unreadable("must be 'none', 'auto', 'required', or an object that names a function")
-        return value
-    if not isinstance(value, dict):
-        raise Unreadable("must be 'none', 'auto', 'required', or an object that names a function")
-    if value.get("type") != "function":
-        raise Unreadable("must be 'function'", ".type")
-    function = value.get("function")
+    choice = _choice(value)
+    if isinstance(choice, str):
+        return choice
+    function = choice.get("function")
     if not isinstance(function, dict):
         raise Unreadable("must be an object with a 'name'", ".function")
     return {"name": function_name(function.get("name"), ".function.name")}
+
+
+def read_flat_tool_choice(value: Any) -> str | dict[str, str]:
+    """Read the choice of /v1/responses, whose function's name stands beside the type."""
+    choice = _choice(value)
+    return choice if isinstance(choice, str) else {"name": function_name(choice.get("name"), ".name")}
+
+
+def _choice(value: Any) -> str | dict[str, Any]:
+    if isinstance(value, dict):
+        if value.get("type") != "function":
+            raise Unreadable("must be 'function'", ".type")
+        return value
+    if not isinstance(value, str) or value not in ("none", "auto", "required"):
+        raise Unreadable("must be 'none', 'auto', 'required', or an object that names a function")
+    return value

@@ -40,9 +40,7 @@ def _check_forced(choice: str | dict[str, str], names: tuple[str, ...]) -> None:
         raise invalid("'tool_choice' needs 'tools' to choose from.", "tool_choice", "invalid_value")
     if isinstance(choice, dict) and choice["name"] not in names:
         raise invalid(
-            f"'tool_choice.function.name' is '{choice['name']}', which is none of the 'tools'.",
-            "tool_choice.function.name",
-            "invalid_value",
+            f"'tool_choice' names '{choice['name']}', which is none of the 'tools'.", "tool_choice", "invalid_value"
         )
 
 
