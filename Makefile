@@ -48,6 +48,7 @@ lint: setup ## ruff, mypy --strict, import contracts, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m octavo_operator.api --check
+	@$(BIN)/python -m octavo_engine.server.protocol --check
 
 crds: setup ## Write the CRD from its types, for kubectl and for the chart
 	@$(BIN)/python -m octavo_operator.api

@@ -55,7 +55,7 @@ def read_response_format(value: Any) -> Constraint | None:
         raise Unreadable("must be an object")
     if value.get("type") != "json_schema":
         return _without_schema(value, "")
-    return _described(value.get("json_schema"), ".json_schema")
+    return _named_schema(value.get("json_schema"), ".json_schema")
 
 
 def read_text(value: Any) -> Constraint | None:
@@ -71,7 +71,7 @@ def read_text(value: Any) -> Constraint | None:
         raise Unreadable("must be an object", ".format")
     if form.get("type") != "json_schema":
         return _without_schema(form, ".format")
-    return _described(form, ".format")
+    return _named_schema(form, ".format")
 
 
 def _without_schema(value: dict[str, Any], path: str) -> Constraint | None:
@@ -80,7 +80,7 @@ def _without_schema(value: dict[str, Any], path: str) -> Constraint | None:
     return ANY_OBJECT if value["type"] == "json_object" else None
 
 
-def _described(value: Any, path: str) -> Constraint:
+def _named_schema(value: Any, path: str) -> Constraint:
     """Read a named schema."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object", path)

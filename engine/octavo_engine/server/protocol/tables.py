@@ -298,7 +298,7 @@ RESPONSES: Final[Table] = table(
     honoured("text", read_text),
     honoured("tools", read_flat_tools, []),
     honoured("tool_choice", read_flat_tool_choice, "auto"),
-    honoured("include", read_include, False),
+    honoured("include", read_include),
     honoured("top_logprobs", integer(0, contract.MAX_LOGPROBS), 0),
     honoured("stream_options", read_stream_options),
     honoured("metadata", read_metadata, {}),
