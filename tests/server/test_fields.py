@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo_engine import contract
 from octavo_engine.server.errors import ApiError
-from octavo_engine.server.protocol import tables
+from octavo_engine.server.protocol import page, tables
 from octavo_engine.server.protocol.fields import Field, Treatment, read_fields
 from tests.server.double import EOS, FIRST_PIECE, Script, double
 from tests.server.launch import Server, read_stream
@@ -16,11 +17,14 @@ from tests.server.test_refusals import check_error
 
 COMPLETIONS = contract.PATH_COMPLETIONS
 CHAT = contract.PATH_CHAT_COMPLETIONS
+RESPONSES = contract.PATH_RESPONSES
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "once", "max_tokens": 24, "temperature": 0},
     CHAT: {"messages": [{"role": "user", "content": "once"}], "max_tokens": 24, "temperature": 0},
+    RESPONSES: {"input": "once", "max_output_tokens": 24, "temperature": 0},
 }
-TABLES = {COMPLETIONS: tables.COMPLETIONS, CHAT: tables.CHAT}
+TABLES = {path: tables.TABLES[path] for path in BODIES}
+LIMITS = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens"}
 
 
 def cases(treatment: Treatment) -> list[Any]:
@@ -34,6 +38,9 @@ def cases(treatment: Treatment) -> list[Any]:
 
 def summary(answer: dict[str, Any]) -> Any:
     """Return what an answer says: texts, reasons and counts."""
+    if answer["object"] == "response":
+        texts = [part["text"] for item in answer["output"] for part in item["content"]]
+        return texts, answer["status"], answer["usage"]["output_tokens"]
     return [
         [item.get("text", item.get("message")), item["finish_reason"], item.get("stop_reason")]
         for item in answer["choices"]
@@ -60,7 +67,7 @@ def test_refused_fields_are_refused_and_named(server: Server, path: str, field: 
 
 @pytest.mark.parametrize(("path", "field"), cases(Treatment.REFUSED))
 def test_refused_fields_may_ask_for_nothing(server: Server, path: str, field: Field) -> None:
-    body = {**BODIES[path], "max_tokens": 2}
+    body = {**BODIES[path], LIMITS[path]: 2}
     plain = summary(server.post(path, body).json())
     for value in (None, *field.no_op):
         assert summary(server.post(path, {**body, field.name: value}).json()) == plain, value
@@ -82,6 +89,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "seed": {"temperature": 2, "seed": 2},
     "max_tokens": {"max_tokens": 3},
     "max_completion_tokens": {"max_completion_tokens": 3},
+    "max_output_tokens": {"max_output_tokens": 3},
     "n": {"n": 2},
     "presence_penalty": {"temperature": 2, "seed": 1, "max_tokens": 120, "presence_penalty": 2},
     "frequency_penalty": {"temperature": 2, "seed": 1, "max_tokens": 120, "frequency_penalty": 2},
@@ -89,6 +97,8 @@ EFFECTS: dict[str, dict[str, Any]] = {
     "logit_bias": {"logit_bias": {"97": 100}},
     "allowed_token_ids": {"allowed_token_ids": [97]},
     "response_format": {"response_format": {"type": "json_object"}},
+    "text": {"text": {"format": {"type": "json_object"}}},
+    "instructions": {"instructions": "Be brief."},
     "structured_outputs": {"structured_outputs": {"regex": "[0-9]{5}"}},
     "guided_json": {"guided_json": {"type": "boolean"}},
     "guided_regex": {"guided_regex": "[0-9]{5}"},
@@ -98,12 +108,19 @@ EFFECTS: dict[str, dict[str, Any]] = {
 
 
 def effects() -> list[Any]:
-    return [(path, name) for path, table in TABLES.items() for name in EFFECTS if name in table]
+    return [
+        (path, name)
+        for path, table in TABLES.items()
+        for name in EFFECTS
+        if name in table and table[name].treatment is Treatment.HONOURED
+    ]
 
 
 @pytest.mark.parametrize(("path", "name"), effects())
 def test_honoured_fields_have_their_effect(server: Server, path: str, name: str) -> None:
-    fields = EFFECTS[name]
+    fields = dict(EFFECTS[name])
+    if "max_tokens" in fields:
+        fields[LIMITS[path]] = fields.pop("max_tokens")
     without = {key: value for key, value in fields.items() if key != name}
     if name == "seed":
         without = {"temperature": 2, "seed": 1}
@@ -122,6 +139,7 @@ COVERED_ELSEWHERE = {
     "tools": "test_tool_calls", "tool_choice": "test_tool_calls", "parallel_tool_calls": "test_tool_calls",
     "echo": "test_logprobs", "best_of": "test_logprobs", "logprobs": "test_logprobs", "top_logprobs": "test_logprobs",
     "prompt_logprobs": "test_logprobs",
+    "input": "test_responses", "include": "test_responses", "metadata": "test_responses",
 }  # fmt: skip
 
 
@@ -129,6 +147,11 @@ def test_every_honoured_field_is_shown_to_have_an_effect() -> None:
     for table in TABLES.values():
         names = {field.name for field in table.values() if field.treatment is Treatment.HONOURED}
         assert names <= set(EFFECTS) | set(COVERED_ELSEWHERE)
+
+
+def test_the_page_of_fields_says_what_the_tables_say() -> None:
+    current = (Path(__file__).parents[2] / page.PAGE).read_text()
+    assert current == page.render(), "run `python -m octavo_engine.server.protocol`"
 
 
 def test_what_reaches_the_engine() -> None:
