@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import openai
 import pytest
-from pydantic import BaseModel, Field
 
 from octavo_engine import contract
 from tests.server.launch import Server, read_stream
@@ -91,20 +89,3 @@ def test_a_schema_that_cannot_be_held_to_is_refused(server: Server) -> None:
     strange = [tool("f", parameters={"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}})]
     body = {"messages": ASK, "tools": strange, "tool_choice": "required", "max_tokens": 4}
     assert check_error(server.post(CHAT, body))["param"] == "tools"
-
-
-class Weather(BaseModel):
-    """What the client's own helper makes a strict function of."""
-
-    city: Literal["Paris", "Rome"]
-    days: Annotated[int, Field(ge=0, le=9)]
-
-
-def test_openai_s_client_parses_strict_calls(server: Server) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-    answer = client.chat.completions.parse(
-        model="scripted", messages=ASK, tools=[openai.pydantic_function_tool(Weather)],  # type: ignore[arg-type]
-        tool_choice={"type": "function", "function": {"name": "Weather"}}, max_tokens=4000, seed=1,
-    )  # fmt: skip
-    (call,) = answer.choices[0].message.tool_calls or ()
-    assert isinstance(call.function.parsed_arguments, Weather)

@@ -1,4 +1,4 @@
-"""The rest of the HTTP surface: keys, trusted headers, metrics, models, the official client, the transport."""
+"""The rest of the HTTP surface: keys, trusted headers, metrics, models, our own client, the transport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -152,39 +151,6 @@ def test_each_baseline_shows_in_the_metrics(tmp_path: Path, server: Server, flag
 
 
 # --- Clients ----------------------------------------------------------------------------------------------------
-def test_the_official_client_works(server: Server) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    assert [model.id for model in client.models.list()] == ["scripted"]
-    messages: Any = [{"role": "user", "content": "hello"}]
-    fixed: Any = {"model": "scripted", "max_tokens": 20, "temperature": 0, "seed": 1}
-    whole = client.chat.completions.create(messages=messages, **fixed)
-    stream = client.chat.completions.create(
-        messages=messages, stream=True, stream_options={"include_usage": True}, **fixed
-    )
-    chunks = list(stream)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert chunks[-1].usage is not None
-    assert whole.usage is not None
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 16, "the second finds the first's block"
-    completion = client.completions.create(prompt="hello", **fixed)
-    pieces = [chunk.choices[0].text for chunk in client.completions.create(prompt="hello", stream=True, **fixed)]
-    assert "".join(pieces) == completion.choices[0].text
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(messages=messages, model="scripted", temperature=9)
-    assert refused.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(messages=messages, model="nobody")
-
-
-def test_the_official_client_sees_a_broken_stream_as_an_error() -> None:
-    with double(Script([97] * 9, fail_after=3)) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.APIError, match="not finite"):
-            list(client.completions.create(model="double", prompt="p", stream=True))
-
-
 def test_octavo_chat_says_what_the_model_says(server: Server) -> None:
     command = [sys.executable, "-m", "octavo_engine.cli", "chat", server.url, "--prompt", "hello"]
     with double(Script([*b"bonjour", 256])) as other:

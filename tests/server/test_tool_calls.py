@@ -1,17 +1,15 @@
-"""Tool calls in answers, whole and streamed alike (B18), whatever else was asked for; and OpenAI's own client."""
+"""Tool calls in answers, whole and streamed alike (B18), whatever else was asked for."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
-import openai
 import pytest
 
 from octavo_engine import contract
 from tests.server.double import EOS, FIRST_PIECE, Double, Script, double
-from tests.server.launch import Server, read_stream
+from tests.server.launch import read_stream
 from tests.server.test_refusals import check_error
 
 CHAT = contract.PATH_CHAT_COMPLETIONS
@@ -230,46 +228,6 @@ def test_with_the_choice_of_none_there_is_no_call() -> None:
         ask(server, tools=[])
     assert choice["message"]["content"] == TIME
     assert prompts[0] == server.script.submits[-1].prompt, "the model is told of no tools"
-
-
-# --- OpenAI's own client ----------------------------------------------------------------------------------------
-def client(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-
-
-def test_openai_s_client_makes_a_round() -> None:
-    """Ask, read the calls, answer them: what the client sends back is what we sent it."""
-    with model(says(f"One moment.\n{WEATHER}\n{TIME}")) as server, client(server) as api:
-        first = api.chat.completions.create(model="double", messages=ASK, tools=TOOLS)  # type: ignore[call-overload]
-        message = first.choices[0].message
-        assert first.choices[0].finish_reason == "tool_calls"
-        assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
-        assert json.loads(message.tool_calls[0].function.arguments) == json.loads(ARGUMENTS)
-        answers = [answered("21", call.id) for call in message.tool_calls]
-        chat = [*ASK, message.to_dict(), *answers]
-        second = api.chat.completions.create(model="double", messages=chat, tools=TOOLS)  # type: ignore[call-overload]
-        assert second.usage.prompt_tokens > first.usage.prompt_tokens
-
-
-def test_openai_s_client_accumulates_a_stream() -> None:
-    with model(says(f"One moment.\n{WEATHER}\n{TIME}", 5)) as server, client(server) as api:
-        with api.chat.completions.stream(model="double", messages=ASK, tools=TOOLS) as stream:  # type: ignore[arg-type]
-            kinds = {event.type for event in stream}
-            message = stream.get_final_completion().choices[0].message
-        told = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-    assert told == [("get_weather", ARGUMENTS), ("get_time", "{}")]
-    assert message.content == "One moment."
-    assert "tool_calls.function.arguments.delta" in kinds
-
-
-def test_openai_s_client_and_a_served_model(server: Server) -> None:
-    with client(server) as api:
-        answer = api.chat.completions.create(
-            model="scripted", messages=[*ASK, called(), answered()], tools=TOOLS, tool_choice="auto", max_tokens=8,
-            parallel_tool_calls=False,
-        )  # type: ignore[call-overload]  # fmt: skip
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.choices[0].message.tool_calls is None
 
 
 # --- Special tokens ---------------------------------------------------------------------------------------------
