@@ -200,7 +200,7 @@ BODIES: dict[str, bytes] = {
 
 def test_b09_bodies_that_are_no_json_object_are_refused(quiet: Server, quiet_texts: list[str]) -> None:
     with live_streams(quiet, quiet_texts):
-        for path in (COMPLETIONS, CHAT, contract.PATH_TOKENIZE, contract.PATH_DETOKENIZE):
+        for path in (COMPLETIONS, CHAT, contract.PATH_RESPONSES, contract.PATH_TOKENIZE, contract.PATH_DETOKENIZE):
             for name, body in BODIES.items():
                 if len(body) > 10**6 and path != COMPLETIONS:
                     continue

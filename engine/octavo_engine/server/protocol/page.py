@@ -63,7 +63,7 @@ def _grouped(tables: dict[str, Table], treatment: Treatment) -> str:
         for field in _of(table, treatment).values():
             no_op = ", ".join(f"`{json.dumps(value)}`" for value in field.no_op)
             routes.setdefault((f"`{field.name}`", no_op, field.why), []).append(f"`{path}`")
-    rows = [("field", "unless it is", "why", "routes"), ("---",) * 4]
+    rows: list[tuple[str, ...]] = [("field", "unless it is", "why", "routes"), ("---",) * 4]
     rows += [(*told, ", ".join(paths)) for told, paths in sorted(routes.items())]
     if treatment is Treatment.IGNORED:
         return "".join(f"{_row(name, why, paths)}\n" for name, _, why, paths in rows)
