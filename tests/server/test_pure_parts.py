@@ -23,8 +23,9 @@ from octavo_engine.server.errors import ApiError
 from octavo_engine.server.heartbeat import Heartbeat
 from octavo_engine.server.keys import KeyFile, KeyFileError
 from octavo_engine.server.lifecycle import Lifecycle, Phase
-from octavo_engine.server.protocol.answers import Delta, Style
+from octavo_engine.server.protocol.answers import Delta, Style, usage
 from octavo_engine.server.protocol.json_body import parse_object
+from octavo_engine.server.protocol.responses.shape import ResponseShape
 
 
 def test_the_phases_of_a_drain() -> None:
@@ -242,3 +243,17 @@ def test_a_chunk_that_only_brings_text_is_put_together_as_any_other_is_encoded(k
         assert body == same
         assert list(body) == list(same)
         assert event.endswith(b"\n\n")
+
+
+def test_a_response_s_event_that_only_brings_text_is_put_together_as_any_other_is_encoded() -> None:
+    shape = ResponseShape("m", b'{"store":false}')
+    first = shape.chunks([Delta(0, "Hello", None)]).split(b"\n\n")[-2]
+    for number, text in enumerate(("wörld\n", 'a "quoted" \\ %s', "\u2028\x00"), 3):
+        event = shape.chunks([Delta(0, text, None)])
+        name, data = event.removesuffix(b"\n\n").split(b"\n")
+        assert name == first.split(b"\n")[0]
+        body, same = json.loads(data.removeprefix(b"data: ")), json.loads(first.split(b"data: ")[1])
+        assert body == {**same, "delta": text, "sequence_number": number}
+        assert list(body) == list(same)
+    whole = json.loads(shape.whole([Delta(0, "", "stop")], usage(1, 1, 0)))
+    assert whole["output"][0]["content"][0]["text"] == 'Hellowörld\na "quoted" \\ %s\u2028\x00'

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, Literal
+
+import msgspec
 
 from octavo_engine.server.tool_calls.events import Arguments, CallStarted, Event, Text
 
@@ -58,7 +61,17 @@ class _Message(_Item):
         """Add text and return the event of that. logprobs: of its tokens."""
         self._pieces.append(text)
         self._logprobs += logprobs
-        return self._event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        return self._event("response.output_text.delta", content_index=0, logprobs=logprobs, delta=text)
+
+    def extend(self, text: str) -> bytes:
+        """Add text without log-probabilities and return its event's JSON up to where the text stands."""
+        self._pieces.append(text)
+        return self._opening
+
+    @cached_property
+    def _opening(self) -> bytes:
+        empty = self._event("response.output_text.delta", content_index=0, logprobs=[], delta="")
+        return msgspec.json.encode(empty).removesuffix(b'""}')
 
     def end(self, status: Ended) -> list[dict[str, Any]]:
         part = self._part()
@@ -124,6 +137,10 @@ class Output:
             elif isinstance(self._open, _Call):
                 events += [self._open.add(piece.text)] if isinstance(piece, Arguments) else self._end("completed")
         return events
+
+    def extend(self, text: str) -> bytes | None:
+        """Add text to the message that is open; return its event's JSON up to the text, None if no message is open."""
+        return self._open.extend(text) if isinstance(self._open, _Message) else None
 
     def finish(self, status: Ended) -> list[dict[str, Any]]:
         """End the output: nothing at all is an empty message, and a call that has not ended stays incomplete."""

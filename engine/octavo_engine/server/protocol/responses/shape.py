@@ -17,6 +17,8 @@ from octavo_engine.server.tool_calls.events import Text
 
 _encode = msgspec.json.Encoder().encode
 
+_TEXT = b"event: response.output_text.delta\ndata: "
+
 
 class ResponseShape:
     """The shape of `/v1/responses`, whose answers have one choice."""
@@ -24,7 +26,7 @@ class ResponseShape:
     def __init__(self, model: str, repeated: bytes, alternatives: int = -1, token_bytes: Sequence[bytes] = ()) -> None:
         """Begin an answer by `model`. `alternatives`: of log-probabilities, -1 if none are told.
 
-        repeated: what it says of its request, a JSON object.
+        repeated: what it says of its request, a JSON object with members.
         """
         self._head = {
             "id": "resp_" + secrets.token_hex(12),
@@ -46,7 +48,7 @@ class ResponseShape:
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         """Return the events of new text and of new pieces of calls."""
-        return b"".join([self._event(event) for delta in deltas for event in self._take(delta)])
+        return b"".join([self._chunk(delta) for delta in deltas])
 
     def ending(self, total: Usage) -> bytes:
         """Return the event that ends a stream, with the whole response."""
@@ -63,6 +65,17 @@ class ResponseShape:
         for text in texts:
             self._take(text)
         return self._response(total)
+
+    def _chunk(self, delta: Delta) -> bytes:
+        text = delta.text
+        # Of an event that only brings text everything but the text is known, and a stream is thousands of them.
+        if text and delta.finish is None and not delta.scored and not delta.events:
+            opening = self._output.extend(text)
+            if opening is not None:
+                closing = b',"sequence_number":%d}\n\n' % self._events
+                self._events += 1
+                return b"".join((_TEXT, opening, _encode(text), closing))
+        return b"".join([self._event(event) for event in self._take(delta)])
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
         logprobs = of_chat(delta.scored, self._token_bytes, self._alternatives)["content"] if delta.scored else []
