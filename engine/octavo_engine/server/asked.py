@@ -8,8 +8,6 @@ from octavo_engine.server.errors import invalid
 from octavo_engine.server.protocol.responses.fields import LOGPROBS
 
 Generating = Literal["completions", "chat", "responses"]
-GENERATING: Final[frozenset[str]] = frozenset({"completions", "chat", "responses"})
-"""The routes of Generating."""
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default of `max_tokens` in completions; elsewhere it is the rest of the context."""
 

@@ -10,7 +10,6 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_engine import contract
 from octavo_engine.server import admission
-from octavo_engine.server.asked import GENERATING
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
@@ -60,7 +59,7 @@ class JobEndpoint:
         state = self._state
         state.check_accepts()
         arrived = state.clock()
-        if self._route in GENERATING:
+        if self._route not in ("tokenize", "detokenize"):
             _check_queue(state, 1, 0)
         body, holding = await exchange.read_body(state.budget)
         async with exchange:
