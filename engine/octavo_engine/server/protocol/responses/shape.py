@@ -92,7 +92,7 @@ class ResponseShape:
         told = {
             **self._head,
             "status": self._status,
-            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output.told(),
             "usage": None if total is None else _usage(total),
@@ -106,6 +106,11 @@ class ResponseShape:
         body = _encode({**event, "sequence_number": self._events})
         self._events += 1
         return b"".join((b"event: ", event["type"].encode(), b"\ndata: ", body, b"\n\n"))
+
+
+def _error(error: ApiError) -> dict[str, str]:
+    """Return what broke a response, under one of the codes that this route knows."""
+    return {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
 
 
 def _usage(total: Usage) -> dict[str, Any]:
