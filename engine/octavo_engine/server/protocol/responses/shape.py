@@ -12,7 +12,7 @@ import msgspec
 from octavo_engine.server.errors import ApiError
 from octavo_engine.server.protocol.answers import Delta, Usage
 from octavo_engine.server.protocol.logprobs import of_chat
-from octavo_engine.server.protocol.responses.output import Output
+from octavo_engine.server.protocol.responses.output import Ended, Output
 from octavo_engine.server.tool_calls.events import Text
 
 _encode = msgspec.json.Encoder().encode
@@ -62,8 +62,8 @@ class ResponseShape:
 
     def whole(self, texts: list[Delta], total: Usage, prompt_logprobs: list[Any] | None = None) -> bytes:
         """Return the response that is not streamed."""
-        for text in texts:
-            self._take(text)
+        (text,) = texts
+        self._take(text)
         return self._response(total)
 
     def _chunk(self, delta: Delta) -> bytes:
@@ -83,8 +83,9 @@ class ResponseShape:
         events = self._output.add(delta.pieces or ((Text(""),) if logprobs else ()), logprobs)
         if delta.finish is None:
             return events
-        self._status = "incomplete" if delta.finish == "length" else "completed"
-        return events + self._output.finish("incomplete" if delta.finish == "length" else "completed")
+        ended: Ended = "incomplete" if delta.finish == "length" else "completed"
+        self._status = ended
+        return events + self._output.finish(ended)
 
     def _response(self, total: Usage | None = None, error: ApiError | None = None) -> bytes:
         """Return the response as it is now."""
