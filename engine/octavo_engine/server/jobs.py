@@ -42,8 +42,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     Of the `n` choices that are generated for each prompt the `best` ones are answered. `logprobs` and `prompt_logprobs`
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
     text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
-    the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "". `repeated`: what
-    a response says of its request, a JSON object.
+    the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "".
+    `repeated`: what a response says of its request, a JSON object.
     """
 
     model: str
