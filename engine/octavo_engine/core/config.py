@@ -59,7 +59,8 @@ class Request(NamedTuple):
 
     `arrival` is in seconds on the caller's monotonic clock; a smaller `priority` goes first. `needs_all_positions`
     (prompt log-probabilities, echo): the first choice computes the whole prompt and scores it; it writes the cache and
-    does not read it. `blocked` holds the sequences back until `Scheduler.unblock`.
+    does not read it. So does a `pooled` one, which ends with its prompt (`max_tokens` is 0) and gives an embedding.
+    `blocked` holds the sequences back until `Scheduler.unblock`.
     """
 
     sequences: tuple[int, ...]
@@ -71,6 +72,7 @@ class Request(NamedTuple):
     adapter: int = NO_ADAPTER
     adapter_digest: str = ""
     needs_all_positions: bool = False
+    pooled: bool = False
     blocked: BlockReason | None = None
 
 
@@ -91,7 +93,7 @@ class Event(NamedTuple):
     stop token id that ended it (-1 for EOS and everything else). `started` is set once, on the first event after the
     sequence left the queue, together with `cached_tokens`, the prompt tokens found in the cache. `prompt_logprobs` go
     on where the last event with any ended: those of the prompt's second token come first, each comes once. `logprobs`
-    are those of `tokens`, if they were asked for.
+    are those of `tokens`, if they were asked for. `pooled` is the embedding that a pooled sequence ends with.
     """
 
     sequence: int
@@ -103,6 +105,7 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     prompt_logprobs: bytes = b""
     logprobs: bytes = b""
+    pooled: bytes = b""
 
 
 class CoreSnapshot(NamedTuple):

@@ -114,6 +114,7 @@ class Lifecycle(ABC):
                 adapter=request.adapter,
                 stop_ids=self._stop_ids(request),
                 scores=request.needs_all_positions and choice == 0,
+                pooled=request.pooled,
                 root=root,
                 digests=digests.copy(),
             )
@@ -268,7 +269,9 @@ class Lifecycle(ABC):
 
     def _append(self, step: StepBuilder, sequence: Sequence, row: Row) -> None:
         """Add a row: progress advances now."""
-        if sequence.scores and not row.discard:
+        if sequence.pooled and not row.discard:
+            row = row._replace(samples=False, pooled=True)
+        elif sequence.scores and not row.discard:
             row = row._replace(scored=_scored(sequence, row))
         step.rows.append(row)
         step.planned.append((sequence, sequence.epoch))
@@ -364,6 +367,8 @@ class Lifecycle(ABC):
             self.totals.accepted_tokens += max(0, len(result.tokens) - 1)
         if result.failed:
             return self._finish(sequence, "error", detail=result.failed)
+        if row.pooled:
+            return self._settle_pooled(planned, row, result.pooled)
         if row.samples and not result.tokens:
             raise ValueError(f"sequence {sequence.id} sampled nothing in a row that samples")
         tokens, stop = self._accept(sequence, result.tokens)
@@ -392,6 +397,20 @@ class Lifecycle(ABC):
             prompt_logprobs=result.prompt_logprobs,
             logprobs=logprobs,
         )
+
+    def _settle_pooled(self, planned: Planned, row: Row, embedding: bytes) -> Event | None:
+        """Take in one row of a pooled sequence. An embedding ends it, even if it was preempted meanwhile."""
+        sequence, epoch = planned
+        if epoch == sequence.epoch:
+            self._confirm(sequence, row, 0)
+        if embedding:
+            return self._finish(sequence, "stop")._replace(pooled=embedding)
+        if row.start + row.num_tokens == sequence.num_prompt_tokens:
+            raise ValueError(f"sequence {sequence.id} gave no embedding at the end of its prompt")
+        if sequence.started:
+            return None
+        sequence.started = True
+        return Event(sequence.id, started=True, cached_tokens=sequence.cached_tokens)
 
     def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:
         """Append sampled tokens until one of them ends the sequence; what comes after it never happened."""

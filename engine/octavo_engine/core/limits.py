@@ -67,14 +67,19 @@ def refuse(request: Request, waiting: WaitingQueue, config: SchedulerConfig) -> 
 
     The bound on waiting tokens never refuses the first in an empty queue: a long prompt would be refused for ever.
     """
-    if not request.prompt or not request.sequences or request.stop.max_tokens < 1:
-        raise ValueError("a request needs a prompt, at least one choice and max_tokens of at least 1")
+    generates = not request.pooled
+    max_tokens = request.stop.max_tokens
+    if not request.prompt or not request.sequences or (max_tokens < 1 if generates else max_tokens != 0):
+        raise ValueError(
+            "a request needs a prompt, at least one choice and max_tokens of at least 1, or of 0 if it is pooled"
+        )
     length = len(request.prompt)
-    if length >= config.max_model_len or not fits(length + 1, config):
+    if length + generates > config.max_model_len or not fits(length + generates, config):
+        room = ", which must leave room for at least one generated token" if generates else ""
         return Refusal(
             "never_fits",
-            f"the prompt has {length} tokens and this model's context is {config.max_model_len}, which must leave room "
-            "for at least one generated token; shorten the prompt",
+            f"the prompt has {length} tokens and this model's context is {config.max_model_len}{room}; shorten the "
+            "prompt",
         )
     count = len(request.sequences)
     if config.max_queue_requests and len(waiting) + count > config.max_queue_requests:

@@ -28,7 +28,8 @@ class Sequence:
     Placeholders are tokens that steps in flight will sample. `epoch` counts preemptions: the result of a step planned
     in an earlier epoch still gives its tokens, but no longer speaks about blocks. `num_scored` counts the prompt tokens
     whose log-probability is planned or told (the first has none), so that each is told once whatever is computed again.
-    `capacity` is the number of tokens its tables have room for. `stop_ids` are all tokens that may end it.
+    `capacity` is the number of tokens its tables have room for. `stop_ids` are all tokens that may end it. One that is
+    `pooled` ends with its prompt: it is at its limit from the start, and computed all the same.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Sequence:
     root: bytes
     digests: list[bytes]
     stop_ids: frozenset[int] = frozenset()
+    pooled: bool = False
     state: State = State.WAITING
     slot: int = -1
     tables: list[list[int]] = field(default_factory=list)
@@ -68,8 +70,8 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether a cached prefix will do: not while positions of the prompt must be computed to be scored."""
-        return not self.scores or self.num_scored >= self.num_prompt_tokens
+        """Whether a cached prefix will do: not while the prompt's positions must be computed, to be scored or pooled."""
+        return not self.pooled and (not self.scores or self.num_scored >= self.num_prompt_tokens)
 
     @property
     def num_generated(self) -> int:
@@ -83,7 +85,7 @@ class Sequence:
         Less than none while drafts are in flight: progress counts them, `num_tokens` does not.
         """
         length = len(self.tokens) + self.num_placeholders
-        return 0 if length >= self.max_len else length - self.num_computed
+        return 0 if length >= self.max_len and not self.pooled else length - self.num_computed
 
     def name_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Return `digests`, extended to at least the first `num_blocks` blocks, all of known tokens."""

@@ -53,7 +53,8 @@ class Row(NamedTuple):
     the end of the known tokens and the result carries one token more than the drafts accepted. `padding` is the number
     of dummy tokens computed with the row and thrown away; `discard` says that what the row samples is thrown away too
     (both only in static batching). `scored` is empty, or (first, last): the log-probabilities of the prompt's tokens
-    first to last - 1 are wanted, each from the position before it.
+    first to last - 1 are wanted, each from the position before it. `pooled` says that its positions' hidden states go
+    into the sequence's embedding, which the row that reaches the end of the prompt gives; such a row never samples.
     """
 
     slot: int
@@ -66,6 +67,7 @@ class Row(NamedTuple):
     padding: int = 0
     discard: bool = False
     scored: tuple[int, ...] = ()
+    pooled: bool = False
 
 
 class StepPlan(NamedTuple):
@@ -93,6 +95,7 @@ class RowResult(NamedTuple):
     `failed` names why this row alone failed (its logits were not finite), else it is empty. `logprobs` are records of
     equal size, one for each of `tokens` or none at all; `prompt_logprobs` are those that the row's `scored` asks for.
     `complete` says that the last token ends what the sequence's grammar describes: there is nothing more to say.
+    `pooled` is the embedding of a prompt that has been computed to its end, opaque here.
     """
 
     tokens: tuple[int, ...] = ()
@@ -100,6 +103,7 @@ class RowResult(NamedTuple):
     logprobs: bytes = b""
     prompt_logprobs: bytes = b""
     complete: bool = False
+    pooled: bytes = b""
 
 
 class StepResult(NamedTuple):

@@ -46,7 +46,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """A new request: `prompt` is int32 token ids, little endian; `age_seconds` how long ago it arrived.
 
     From `prompt_logprobs` 0 on the first choice tells the log-probability of each prompt token but the first, and so
-    many alternatives. `adapter` is the slot of a loaded adapter, -1 for none.
+    many alternatives. `adapter` is the slot of a loaded adapter, -1 for none. A `pooled` request ends with its prompt
+    (`max_tokens` is 0) and gives the prompt's embedding.
     """
 
     request: int
@@ -59,6 +60,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     age_seconds: float = 0.0
     prompt_logprobs: int = -1
     adapter: int = -1
+    pooled: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", omit_defaults=True):
@@ -98,6 +100,19 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     fraction: float
 
 
+class Embeddings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the model's embeddings are: vectors of `width` numbers.
+
+    They may be shortened to `lengths` (any, if none are listed) if the model was trained for that. `refusal`: why there
+    are none, a sentence.
+    """
+
+    width: int = 0
+    shortens: bool = False
+    lengths: tuple[int, ...] = ()
+    refusal: str = ""
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
     """The model is loaded and the loop runs."""
 
@@ -112,6 +127,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", omit_defaults=True):
     quantization: str
     backend: str
     eos_token_ids: tuple[int, ...] = ()
+    embeddings: Embeddings = Embeddings()
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,7 +165,8 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
 
     `started` is set once, on the first message after the sequence left the waiting queue (it may carry no token yet);
     `cached_tokens` is set with it. `prompt_logprobs` are records (`scores.py`) of the prompt's tokens from the second
-    on, each once, cut over as many messages as the prompt takes steps; `logprobs` one for each of `tokens`.
+    on, each once, cut over as many messages as the prompt takes steps; `logprobs` one for each of `tokens`. `pooled` is
+    what a pooled request ends with: float32, little endian, not normalised.
     """
 
     request: int
@@ -162,6 +179,7 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     prompt_logprobs: bytes = b""
     logprobs: bytes = b""
+    pooled: bytes = b""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

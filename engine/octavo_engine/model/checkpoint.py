@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo_engine.model.pooling import Pooling
 from octavo_engine.model.qtensor import QTensor, Stored
 from octavo_engine.model.spec import ModelSpec, UnsupportedModelError
 
@@ -14,7 +15,7 @@ class Checkpoint(NamedTuple):
     """An opened model. `describe(name)` reads nothing of a tensor; `tensor(name)` maps it in, to be read when used.
 
     files: what the model digest covers. quantization: the kind most weights are stored in (`F32`, `BF16`, `Q4_1` …).
-    eos_token_ids: the tokens that end a sequence, as the checkpoint says.
+    eos_token_ids: the tokens that end a sequence, as the checkpoint says. pooling: how it makes embeddings.
     """
 
     spec: ModelSpec
@@ -23,6 +24,7 @@ class Checkpoint(NamedTuple):
     files: tuple[Path, ...]
     quantization: str
     eos_token_ids: tuple[int, ...]
+    pooling: Pooling
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -27,7 +27,15 @@ ARCHITECTURES: Final = {
     "MixtralForCausalLM": "mixtral",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-_MODEL_TYPES: Final = {"gemma3_text": "gemma3"}
+_OTHER_NAMES: Final = {
+    "gemma3_text": "gemma3",
+    # Saved without a head, as embedding models are.
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    "Gemma3TextModel": "gemma3",
+}
 _ACTIVATIONS: Final[dict[str, Activation]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 _NEEDED: Final = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
 _FULL: Final = "full_attention"
@@ -68,7 +76,7 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
 
 def _architecture(config: Mapping[str, Any]) -> str:
     name = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
-    found = ARCHITECTURES.get(name) or _MODEL_TYPES.get(name, name)
+    found = ARCHITECTURES.get(name) or _OTHER_NAMES.get(name, name)
     if found not in ARCHITECTURES.values():
         raise UnsupportedModelError(
             f"Architecture {name} is not served yet; the served ones are {', '.join(ARCHITECTURES)}."

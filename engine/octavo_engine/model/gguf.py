@@ -13,6 +13,7 @@ from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.gguf_metadata import GGUFError, TensorPlace, read_gguf_header
 from octavo_engine.model.gguf_spec import spec_from_gguf
 from octavo_engine.model.names import gguf_name
+from octavo_engine.model.pooling import pooling_from_gguf
 from octavo_engine.model.qtensor import QTensor, Stored, aligned
 from octavo_engine.model.spec import UnsupportedModelError
 
@@ -84,7 +85,8 @@ def open_gguf(path: Path) -> Checkpoint:
     # A chat model ends its turn with one, a text with the other.
     ends = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
     eos_token_ids = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
-    return Checkpoint(spec, describe, tensor, (path,), file.main_kind(), eos_token_ids)
+    pooling = pooling_from_gguf(file.metadata)
+    return Checkpoint(spec, describe, tensor, (path,), file.main_kind(), eos_token_ids, pooling)
 
 
 def _expert(name: str) -> int | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.config_spec import spec_from_config
 from octavo_engine.model.names import huggingface_name
+from octavo_engine.model.pooling import pooling_from_folder
 from octavo_engine.model.qtensor import QTensor, Stored, aligned
 from octavo_engine.model.spec import UnsupportedModelError
 
@@ -78,6 +79,9 @@ def open_safetensors(folder: Path) -> Checkpoint:
 
     def locate(name: str) -> tuple[SafetensorsFile, str]:
         stored = huggingface_name(name, spec.architecture)
+        if stored not in index and (bare := stored.removeprefix("model.")) in index:
+            # A model saved without its head, as embedding models are, has no prefix.
+            stored = bare
         if stored not in index:
             raise UnsupportedModelError(f"{folder} has no tensor '{stored}'; it is incomplete, download it again.")
         return index[stored], stored
@@ -91,7 +95,8 @@ def open_safetensors(folder: Path) -> Checkpoint:
         return file.describe(stored)
 
     covered = (folder / "config.json", *(file.path for file in files))
-    return Checkpoint(spec, describe, tensor, covered, tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config))
+    kind, eos_token_ids = tensor("layers.0.q.weight").kind, _eos_token_ids(folder, config)
+    return Checkpoint(spec, describe, tensor, covered, kind, eos_token_ids, pooling_from_folder(folder, config))
 
 
 def _tensor_files(folder: Path) -> list[SafetensorsFile]:

@@ -4,6 +4,7 @@
              tables[g][s, i]                    block of positions i * block_size …, -1 where there is none
              settings[s], counts[s]             how its tokens are drawn, and which it has used (if that matters)
              grammars[s]                        where it is in its grammar (if it has one)
+             pooled[s]                          what its prompt's embedding is made of so far (if it is asked for)
 
 A plan brings only differences: a slot released, a slot taken (first time or after a preemption), blocks appended.
 """
@@ -19,6 +20,7 @@ from octavo_engine.core.step import Admission, BlockAppend
 from octavo_engine.sampling.penalties import TokenCounts
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.grammar import Grammar
+from octavo_engine.worker.pooling import PromptPooling
 
 FREE = -1
 
@@ -43,6 +45,7 @@ class PersistentBatch:
         self.settings: list[SamplingSettings | None] = [None] * max_num_seqs
         self.counts: list[TokenCounts | None] = [None] * max_num_seqs
         self.grammars: list[Grammar | None] = [None] * max_num_seqs
+        self.pooled: list[PromptPooling | None] = [None] * max_num_seqs
 
     def release(self, slot: int) -> None:
         """Forget what the slot holds."""
@@ -50,7 +53,7 @@ class PersistentBatch:
         self.lengths[slot] = 0
         for table in self.tables:
             table[slot] = -1
-        self.settings[slot] = self.counts[slot] = self.grammars[slot] = None
+        self.settings[slot] = self.counts[slot] = self.grammars[slot] = self.pooled[slot] = None
 
     def admit(self, admission: Admission, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """Give the slot to a sequence with the tokens and blocks it has so far."""

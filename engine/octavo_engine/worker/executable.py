@@ -78,6 +78,7 @@ class Executable(Protocol):
     """
 
     vocab_size: int
+    hidden_size: int
     max_position: int
 
     @property
@@ -111,4 +112,8 @@ class Executable(Protocol):
 
     def logits(self, plan: Any, x: Any, wanted: slice = ALL) -> NDArray[np.float32]:
         """Return float32 [L, vocab_size] for the step's `logit_tokens[wanted]`, valid until the next call."""
+        ...
+
+    def last_hidden(self, plan: Any, x: Any, tokens: slice) -> NDArray[np.float32]:
+        """Return float32 [n, hidden_size], x of the step's `tokens` behind the final norm: what the head would see."""
         ...

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from octavo_engine.contract import BLOCK_SIZE
 from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.model.pooling import Pooling
 from octavo_engine.worker.executable import Executable
 from octavo_engine.worker.sizing import StartError
 
@@ -21,7 +22,7 @@ class LoadedModel(NamedTuple):
     """An executable, its cache not allocated yet, and what is true of it.
 
     `max_model_len` is the longest sequence the model was made for. `digest` names the weights and roots the prefix
-    cache. `num_blocks` is the pool the model itself asks for (scripted), else empty.
+    cache. `num_blocks` is the pool the model itself asks for (scripted), else empty. `pooling` makes its embeddings.
     """
 
     executable: Executable
@@ -34,6 +35,7 @@ class LoadedModel(NamedTuple):
     device: str
     eos_token_ids: tuple[int, ...]
     num_blocks: tuple[int, ...] = ()
+    pooling: Pooling = Pooling()
 
 
 def load_model(config: EngineConfig, report: Report) -> LoadedModel:
@@ -116,4 +118,5 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
         backend="cpu",
         device="cpu",
         eos_token_ids=checkpoint.eos_token_ids,
+        pooling=checkpoint.pooling,
     )

@@ -82,6 +82,7 @@ def core_request(
         adapter=submit.adapter,
         adapter_digest=adapter_digest,
         needs_all_positions=submit.prompt_logprobs >= 0,
+        pooled=submit.pooled,
         blocked=core.BlockReason.GRAMMAR if submit.sampling.grammar else None,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.core.step import Row, RowResult, StepPlan, StepResult
+from octavo_engine.model.pooling import Kind
 from octavo_engine.sampling.logprobs import sampled_records, token_records
 from octavo_engine.sampling.sampler import NOT_FINITE, RowSampling, sample
 from octavo_engine.sampling.settings import SamplingSettings
@@ -16,6 +17,7 @@ from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
 from octavo_engine.worker.grammar import Grammar, GrammarMasks, follow
+from octavo_engine.worker.pooling import PromptPooling
 
 SCORED_AT_ONCE: Final = 64
 """Positions of a prompt whose logits exist at the same time."""
@@ -50,12 +52,21 @@ class Runner:
     failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar.
     """
 
-    def __init__(self, executable: Executable, *, max_num_seqs: int, max_model_len: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        threads: int = 1,
+        pooling: Kind = "mean",
+    ) -> None:
         """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated.
 
-        `threads`: how many work out what grammars allow.
+        `threads`: how many work out what grammars allow. `pooling`: how embeddings are made.
         """
         self.executable = executable
+        self._pooling = pooling
         # A backend with native threads lends them to the sampler.
         self._pool = getattr(executable, "pool", None)
         self.batch = PersistentBatch(
@@ -95,7 +106,7 @@ class Runner:
         """Compute a step in which every row samples after one known token and nothing else; None if it is another."""
         if not rows:
             return None
-        slots, sequences, starts, counts, samples, drafts, adapters, paddings, discards, scored = zip(
+        slots, sequences, starts, counts, samples, drafts, adapters, paddings, discards, scored, _ = zip(
             *rows, strict=True
         )
         if max(counts) > 1 or not all(samples) or any(drafts) or any(paddings) or any(discards) or any(scored):
@@ -184,6 +195,9 @@ class Runner:
         scored = self._score(plan, x, rows, num_sampled) if num_sampled < step.logit_tokens.size else {}
         results = []
         for index, row in enumerate(rows):
+            if row.pooled:
+                results.append(self._pool_row(plan, x, row, int(step.row_offsets[index])))
+                continue
             result = next(sampled) if row.samples else RowResult()
             scores, unscored = scored.get(index, (b"", ""))
             failed = result.failed or unscored
@@ -233,6 +247,19 @@ class Runner:
                 return b"", NOT_FINITE
             pieces.append(records.tobytes())
         return b"".join(pieces), ""
+
+    def _pool_row(self, plan: Any, x: Any, row: Row, first: int) -> RowResult:
+        """Pool a row's hidden states, x from `first` on; the row that ends its prompt gives the embedding."""
+        pooled = self.batch.pooled[row.slot]
+        if pooled is None:
+            pooled = self.batch.pooled[row.slot] = PromptPooling(self._pooling)
+        if pooled.num_tokens != row.start:
+            raise ContractError(f"Sequence {row.sequence} is pooled from token {row.start}, not {pooled.num_tokens}.")
+        pooled.add(self.executable.last_hidden(plan, x, slice(first, first + row.num_tokens)))
+        if pooled.num_tokens < self.batch.num_prompt_tokens[row.slot]:
+            return RowResult()
+        vector = pooled.vector()
+        return RowResult(pooled=vector.tobytes()) if np.isfinite(vector).all() else RowResult((), NOT_FINITE)
 
     def _forward(self, step: ModelStep) -> tuple[Any, Any]:
         """Return the step as the executable planned it, and x after the last layer."""

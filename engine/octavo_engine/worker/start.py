@@ -17,7 +17,7 @@ from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
-from octavo_engine.ipc.messages import Loaded, Progress
+from octavo_engine.ipc.messages import Embeddings, Loaded, Progress
 from octavo_engine.ipc.vocabulary import read_vocabulary
 from octavo_engine.worker.cgroup import memory_limit
 from octavo_engine.worker.executor import Executor, make_executor
@@ -120,6 +120,7 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
         max_num_seqs=scheduler.config.max_num_seqs,
         max_model_len=scheduler.config.max_model_len,
         threads=max(1, config.threads),
+        pooling=model.pooling.kind,
     )
     return Engine(model, scheduler, runner)
 
@@ -218,4 +219,10 @@ def _loaded(model: LoadedModel, scheduler: Lifecycle) -> Loaded:
         quantization=model.quantization,
         backend=model.backend,
         eos_token_ids=model.eos_token_ids,
+        embeddings=_embeddings(model),
     )
+
+
+def _embeddings(model: LoadedModel) -> Embeddings:
+    pooling = model.pooling
+    return Embeddings(model.executable.hidden_size, pooling.shortens, pooling.lengths, pooling.refusal)

@@ -20,7 +20,7 @@ from octavo_engine.worker.backends.cpu_precision import Precision
 from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
 from octavo_engine.worker.executable import ModelStep
-from octavo_kernels.cpu import Layer, LayerLora, Pool, Rope, Step, Weight, embed, forward, logits
+from octavo_kernels.cpu import Layer, LayerLora, Pool, Rope, Step, Weight, embed, forward, logits, rms_norm
 
 Floats = NDArray[np.float32]
 
@@ -170,6 +170,7 @@ class CpuModel:
         self.pool = pool
         self.layout = layout
         self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
         self.max_position = max_position
         self.packed_bytes = _read_bytes(spec, matrices)
         """Bytes of packed weights that a decode step of one row reads."""
@@ -242,4 +243,11 @@ class CpuModel:
         out = np.empty((len(tokens), self.vocab_size), np.float32)
         spec = self.spec
         logits(self.pool, self._final_norm, spec.final_norm.eps, self._head, x, tokens, out, spec.logit_softcap)
+        return out
+
+    def last_hidden(self, plan: CpuPlan, x: Floats, tokens: slice) -> Floats:
+        """Return float32 [n, hidden_size], x of `tokens` behind the final norm."""
+        rows = x[tokens]
+        out = np.empty_like(rows)
+        rms_norm(self.pool, rows, self._final_norm, self.spec.final_norm.eps, out)
         return out

@@ -106,6 +106,7 @@ class ReferenceModel:
         self.spec = spec
         self.weights = weights
         self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
         self.num_layers = len(spec.layers)
         self.max_position = max_position
         self.layout = ReferenceLayout(spec, block_size)
@@ -191,4 +192,10 @@ class ReferenceModel:
             x[plan.logit_tokens[wanted]], self.weights.final_norm, self.spec.final_norm.eps, workers=self._workers
         )
         result: NDArray[np.float32] = linear(normed, self.weights.head, None, self._workers).numpy()
+        return result
+
+    def last_hidden(self, plan: ReferencePlan, x: Tensor, tokens: slice) -> NDArray[np.float32]:
+        """Return float32 [n, hidden_size], x of `tokens` behind the final norm."""
+        normed, _ = rms_norm(x[tokens], self.weights.final_norm, self.spec.final_norm.eps, workers=self._workers)
+        result: NDArray[np.float32] = normed.numpy()
         return result

@@ -2,8 +2,8 @@
 
 Each KV slot holds one digest. The digest of position p is made of the digest read through the block table at p - 1, the
 token and the position; the logits at p of all digests read through the block tables over the whole context (in a window
-group, over the window). A wrong block, a stale slot, an early publication or a wrong position changes the text. It
-computes on numpy, takes the time it is told, and fails as it is told.
+group, over the window). A wrong block, a stale slot, an early publication or a wrong position changes the text. The
+hidden state at p is the digest's eight bytes. It computes on numpy, takes the time it is told, and fails as it is told.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _CANDIDATES: Final = 6
 _CLIMB: Final = np.linspace(3.0, 8.0, _CANDIDATES, dtype=np.float32)
 _PEAK: Final = 10.0
 _FLOOR: Final = -30.0
+_WIDTH: Final = 8
 
 _NEVER_WRITTEN: Final = 0xDEAD
 
@@ -110,6 +111,7 @@ class ScriptedExecutable:
         windows = (0, options.window) if options.window else (0,)
         self.options = options
         self.vocab_size = options.vocab
+        self.hidden_size = _WIDTH
         self.num_layers = len(windows)
         self.max_position = options.max_len
         self.layout = ScriptedKV(options.block_size, windows)
@@ -191,11 +193,22 @@ class ScriptedExecutable:
         logits = np.full((len(rows), self.vocab_size), _FLOOR, dtype=np.float32)
         for index, (row, token) in enumerate(zip(rows.tolist(), logit_tokens.tolist(), strict=True)):
             self._write_logits(logits[index], step, row, int(step.positions[token]))
+        self._take_time(plan)
+        return logits
+
+    def last_hidden(self, plan: ScriptedPlan, x: NDArray[np.uint64], tokens: slice) -> NDArray[np.float32]:
+        """Return the hidden states [n, 8], from -1 to 1, once the step has taken its time."""
+        digests = np.bitwise_xor.reduce(x[:, tokens], axis=0).astype("<u8")
+        hidden = digests.view(np.uint8).reshape(-1, _WIDTH).astype(np.float32) / np.float32(127.5) - np.float32(1)
+        hidden[self.layout.slots[0].poisoned.reshape(-1)[plan.step.slots[0][tokens]]] = np.nan
+        self._take_time(plan)
+        return hidden
+
+    def _take_time(self, plan: ScriptedPlan) -> None:
         remaining = plan.deadline - time.monotonic()
         if remaining > 0:
             self._stated_seconds += remaining
             time.sleep(remaining)  # the stated time of the step, not a wait for anything
-        return logits
 
     def _before(self, step: ModelStep, layer: int, row: int, position: int) -> tuple[int, bool, int]:
         """Return the digest and the marks before `position`, read through the block table."""
