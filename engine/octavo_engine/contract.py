@@ -85,6 +85,8 @@ MAX_CHOICES: Final = 128
 """Largest `n` of one request."""
 MAX_PROMPTS: Final = 256
 """Largest number of prompts in one completions request."""
+MAX_EMBEDDING_INPUTS: Final = 2048
+"""Largest number of inputs in one embeddings request."""
 MAX_LOGPROBS: Final = 20
 """Alternatives told beside a token's log-probability."""
 MAX_STOP_STRINGS: Final = 4

@@ -70,7 +70,7 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether a cached prefix will do: not while the prompt's positions must be computed, to be scored or pooled."""
+        """Whether a cached prefix will do: not while positions must be computed to be scored or pooled."""
         return not self.pooled and (not self.scores or self.num_scored >= self.num_prompt_tokens)
 
     @property

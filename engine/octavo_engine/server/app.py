@@ -27,6 +27,7 @@ _JOB_ROUTES: dict[str, jobs.Route] = {
     contract.PATH_COMPLETIONS: "completions",
     contract.PATH_CHAT_COMPLETIONS: "chat",
     contract.PATH_RESPONSES: "responses",
+    contract.PATH_EMBEDDINGS: "embeddings",
     contract.PATH_TOKENIZE: "tokenize",
     contract.PATH_DETOKENIZE: "detokenize",
 }

@@ -409,4 +409,5 @@ def _submit(request: int, prompt: bytes, prepared: Prepared, max_model_len: int)
         n=prepared.n,
         priority=prepared.priority,
         prompt_logprobs=prepared.prompt_alternatives,
+        pooled=prepared.embedding is not None,
     )

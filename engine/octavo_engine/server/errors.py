@@ -100,15 +100,19 @@ def engine_failed(message: str) -> ApiError:
     return ApiError(500, message, SERVER, code="engine_error")
 
 
-def context_length(limit: int, prompt_tokens: int, param: str, counted: bool = True) -> ApiError:
+def context_length(
+    limit: int, prompt_tokens: int, param: str, counted: bool = True, generates: bool = True
+) -> ApiError:
     """Return the refusal of a prompt that leaves no room for one token, in OpenAI's words.
 
-    Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised.
+    Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised. Unless it `generates`, a request needs
+    no room behind its prompt.
     """
+    room = ", and at least one token must be left for the completion" if generates else ""
     number = f"{'' if counted else 'at least '}{prompt_tokens}"
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, your {param} resulted in {number} "
-        f"tokens, and at least one token must be left for the completion. Please reduce the length of the {param}.",
+        f"tokens{room}. Please reduce the length of the {param}.",
         param=param,
         code="context_length_exceeded",
     )

@@ -147,6 +147,11 @@ class Exchange:
         self._writing_since = 0.0
         self._stall_check: asyncio.TimerHandle | None = None
 
+    @property
+    def salt(self) -> str:
+        """The cache salt of the caller, as the gateway says."""
+        return self.headers.get(contract.HEADER_SALT) or contract.SALT_DIRECT
+
     # --- The body ---
     async def read_body(self, budget: BodyBudget) -> tuple[bytes, Holding]:
         """Return the body and what it holds of `budget`, to be released. Raises ApiError or ClientGone."""

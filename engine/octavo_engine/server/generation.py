@@ -1,4 +1,7 @@
-"""Completions, chat and responses: from a request's bytes to its last token, streamed or whole."""
+"""Completions, chat and responses: from a request's bytes to its last token, streamed or whole.
+
+What all job routes begin with is here too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo_engine import contract
 from octavo_engine.server import admission
+from octavo_engine.server.embeddings import embed
 from octavo_engine.server.errors import SERVER, ApiError
 from octavo_engine.server.exchange import ClientGone, Exchange
 from octavo_engine.server.jobs import Answer, Job, Prepared, Route
@@ -60,7 +64,7 @@ class JobEndpoint:
         state.check_accepts()
         arrived = state.clock()
         if self._route not in ("tokenize", "detokenize"):
-            _check_queue(state, 1, 0)
+            state.check_queue(1, 0)
         body, holding = await exchange.read_body(state.budget)
         async with exchange:
             try:
@@ -70,6 +74,8 @@ class JobEndpoint:
             del body
             if isinstance(result, Answer):
                 await exchange.respond(200, result.body, {})
+            elif result.embedding is not None:
+                await embed(state, exchange, result, result.embedding, arrived)
             else:
                 await _generate(state, exchange, self._route, result, arrived)
 
@@ -90,15 +96,6 @@ async def _fail(exchange: Exchange, error: ApiError) -> None:
         log.debug("A client has gone before its error.")
 
 
-def _check_queue(state: ServerState, sequences: int, tokens: int) -> None:
-    settings = state.settings
-    error = admission.refuse(
-        state.client.load(), sequences, tokens, settings.max_queue_requests, settings.max_queue_tokens
-    )
-    if error is not None:
-        raise error
-
-
 async def _generate(state: ServerState, exchange: Exchange, route: Route, prepared: Prepared, arrived: float) -> None:
     """Run an admitted request. Nothing is sent before the engine has taken it: a refusal keeps its own status."""
     prompts, n, tokens = len(prepared.prompts), prepared.n, prepared.prompt_tokens * prepared.n
@@ -106,11 +103,8 @@ async def _generate(state: ServerState, exchange: Exchange, route: Route, prepar
     hopeless = admission.refuse_for_ever(prompts, n, tokens, settings.max_queue_requests, settings.max_queue_tokens)
     if hopeless is not None:
         raise hopeless
-    _check_queue(state, prompts * n, tokens)
-    salt = exchange.headers.get(contract.HEADER_SALT) or contract.SALT_DIRECT
-    if prepared.cache_salt:
-        salt = f"{salt}\0{prepared.cache_salt}"
-    ticket = state.client.open(prepared, salt, arrived)
+    state.check_queue(prompts * n, tokens)
+    ticket = state.client.open(prepared, prepared.salt_within(exchange.salt), arrived)
     try:
         await ticket.accepted()
         answer = Texts(text_model_of(state), prepared, ticket)

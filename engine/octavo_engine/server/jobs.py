@@ -6,11 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from octavo_engine.ipc.messages import SamplingParams, StopRule
+from octavo_engine.ipc.messages import Embeddings, SamplingParams, StopRule
 from octavo_engine.server.errors import ApiError
 from octavo_engine.server.tool_calls.formats import Setting, ToolUse
 
-Route = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
+Route = Literal["completions", "chat", "responses", "embeddings", "tokenize", "detokenize"]
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -25,6 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
     pool_tokens: int
     tool_call_parser: Setting = "auto"
     adapters: tuple[str, ...] = ()
+    embeddings: Embeddings = Embeddings()
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -36,6 +37,13 @@ class Job(msgspec.Struct, frozen=True):
     model: str = ""
 
 
+class EmbeddingForm(msgspec.Struct, frozen=True):
+    """How an embedding is answered: `dimensions` numbers of it (0: all), in base64 or one by one."""
+
+    dimensions: int = 0
+    base64: bool = False
+
+
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """A generation request, checked and tokenised. `prompts` are int32 token ids, little endian.
 
@@ -43,7 +51,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
     text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
     the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "".
-    `repeated`: what a response says of its request, a JSON object.
+    `repeated`: what a response says of its request, a JSON object. `embedding`: the prompts are pooled and nothing is
+    generated.
     """
 
     model: str
@@ -65,6 +74,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     tool_use: ToolUse | None = None
     adapter: str = ""
     repeated: bytes = b""
+    embedding: EmbeddingForm | None = None
 
     @property
     def prompt_alternatives(self) -> int:
@@ -75,6 +85,10 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(prompt) for prompt in self.prompts) // 4
+
+    def salt_within(self, salt: str) -> str:
+        """Return the cache salt of a caller that has `salt`: the request's own is one within it."""
+        return f"{salt}\0{self.cache_salt}" if self.cache_salt else salt
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):

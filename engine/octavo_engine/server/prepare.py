@@ -10,12 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from octavo_engine import contract
-from octavo_engine.ipc.messages import SamplingParams, StopRule
+from octavo_engine.ipc.messages import Embeddings, SamplingParams, StopRule
 from octavo_engine.server.asked import Generating, read_asked
 from octavo_engine.server.errors import ApiError, context_length, invalid, not_found
 from octavo_engine.server.grammar import serialised
 from octavo_engine.server.grammar_check import GrammarChecker, GrammarRefused
-from octavo_engine.server.jobs import Answer, Job, JobResult, Limits, Prepared, Refusal
+from octavo_engine.server.jobs import Answer, EmbeddingForm, Job, JobResult, Limits, Prepared, Refusal
 from octavo_engine.server.protocol import tables
 from octavo_engine.server.protocol.constraints import Constraint, the_constraint
 from octavo_engine.server.protocol.fields import Table, read_fields
@@ -42,6 +42,8 @@ def prepare(job: Job, text_model: TextModel, grammars: GrammarChecker | None = N
             return _tokenize(read_fields(tables.TOKENIZE, body), job, text_model)
         if job.route == "detokenize":
             return _detokenize(read_fields(tables.DETOKENIZE, body), job, text_model)
+        if job.route == "embeddings":
+            return _embedding(read_fields(tables.EMBEDDINGS, body), body, job, text_model)
         return _generation(job.route, body, job, text_model, grammars or GrammarChecker())
     except ApiError as error:
         return Refusal(error.status, error.message, error.kind, error.param, error.code)
@@ -67,7 +69,7 @@ def _generation(
     _check_token_ids(values, limits)
     tool_use: ToolUse | None = None
     if route == "completions":
-        prompts = _text_prompts(values, body, limits, text_model)
+        prompts = _text_prompts("prompt", values, body, limits, text_model)
     else:
         tool_use = read_tool_use(values, text_model.tool_template_source, limits.tool_call_parser)
         prompts = [_chat_prompt(_conversation(route, values, body), values, limits, text_model, tool_use)]
@@ -81,7 +83,7 @@ def _generation(
         max_tokens = limits.max_model_len - longest
     return Prepared(
         model=model,
-        prompts=tuple(struct.pack(f"<{len(prompt)}i", *prompt) for prompt in prompts),
+        prompts=_packed(prompts),
         sampling=_sampling(
             values,
             limits,
@@ -110,6 +112,10 @@ def _generation(
         adapter=model if model in limits.adapters else "",
         repeated=repeated(values, body) if route == "responses" else b"",
     )
+
+
+def _packed(prompts: Sequence[Sequence[int]]) -> tuple[bytes, ...]:
+    return tuple(struct.pack(f"<{len(prompt)}i", *prompt) for prompt in prompts)
 
 
 def _model(name: str | None, job: Job) -> str:
@@ -191,19 +197,19 @@ def _sampling(values: dict[str, Any], limits: Limits, logprobs: int, grammar: st
     )
 
 
-def _check_bytes(text_bytes: int, limits: Limits, text_model: TextModel, param: str) -> None:
-    """Refuse before tokenising a text that cannot fit however its tokens fall."""
+def _check_bytes(text_bytes: int, limits: Limits, text_model: TextModel, param: str, room: int = 1) -> None:
+    """Refuse before tokenising a text that cannot fit however its tokens fall; `room` is for what is generated."""
     at_least = -(-text_bytes // text_model.max_token_bytes)
-    if at_least + 1 > limits.max_model_len:
-        raise context_length(limits.max_model_len, at_least, param, counted=False)
+    if at_least + room > limits.max_model_len:
+        raise context_length(limits.max_model_len, at_least, param, counted=False, generates=room > 0)
 
 
-def _check_fits(tokens: int, limits: Limits, param: str) -> None:
+def _check_fits(tokens: int, limits: Limits, param: str, room: int = 1) -> None:
     if tokens == 0:
-        raise invalid(f"'{param}' is empty: give at least one token to continue.", param=param, code="invalid_value")
-    if tokens + 1 > limits.max_model_len:
-        raise context_length(limits.max_model_len, tokens, param)
-    if tokens + 1 > limits.pool_tokens:
+        raise invalid(f"'{param}' is empty: give at least one token.", param=param, code="invalid_value")
+    if tokens + room > limits.max_model_len:
+        raise context_length(limits.max_model_len, tokens, param, generates=room > 0)
+    if tokens + room > limits.pool_tokens:
         raise invalid(
             f"A prompt of {tokens} tokens can never fit: the KV cache holds {limits.pool_tokens} tokens. Shorten it, "
             "or serve with more --kv-cache-memory.",
@@ -213,26 +219,27 @@ def _check_fits(tokens: int, limits: Limits, param: str) -> None:
 
 
 def _text_prompts(
-    values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel
+    name: str, values: dict[str, Any], body: dict[str, Any], limits: Limits, text_model: TextModel, room: int = 1
 ) -> list[Sequence[int]]:
-    prompts = values["prompt"]
+    """Return the ids of the prompts in the field `name`, each with `room` for tokens to come."""
+    prompts = values[name]
     if prompts is None:
-        raise _missing("prompt", body)
+        raise _missing(name, body)
     for prompt in prompts:
         if isinstance(prompt, str):
-            _check_bytes(len(prompt.encode()), limits, text_model, "prompt")
+            _check_bytes(len(prompt.encode()), limits, text_model, name, room)
         else:
-            _check_fits(len(prompt), limits, "prompt")
+            _check_fits(len(prompt), limits, name, room)
             if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
                 raise invalid(
-                    f"'prompt' has a token id outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.",
-                    param="prompt",
+                    f"'{name}' has a token id outside the vocabulary: ids go from 0 to {limits.vocab_size - 1}.",
+                    param=name,
                     code="invalid_value",
                 )
     ids: list[Sequence[int]] = []
     for prompt in prompts:
         tokens = _encode(prompt, values["add_special_tokens"], text_model) if isinstance(prompt, str) else prompt
-        _check_fits(len(tokens), limits, "prompt")
+        _check_fits(len(tokens), limits, name, room)
         ids.append(tokens)
     return ids
 
@@ -276,6 +283,45 @@ def _render(
         raise invalid(f"The chat template refused the messages: {reason}", where, "invalid_value") from None
     except EncodingError as error:
         raise invalid(str(error), chat.field, "invalid_value") from None
+
+
+# --- Embeddings --------------------------------------------------------------------------------------------------
+def _embedding(values: dict[str, Any], body: dict[str, Any], job: Job, text_model: TextModel) -> Prepared:
+    model, limits = _model(values["model"], job), job.limits
+    if limits.embeddings.refusal:
+        raise invalid(limits.embeddings.refusal, param="model", code="unsupported_model")
+    dimensions = _dimensions(values["dimensions"], limits.embeddings)
+    return Prepared(
+        model=model,
+        prompts=_packed(_text_prompts("input", values, body, limits, text_model, room=0)),
+        sampling=SamplingParams(seed=0),
+        stop=StopRule(max_tokens=0),
+        n=1,
+        stop_strings=(),
+        include_stop=False,
+        stream=False,
+        include_usage=False,
+        priority=values["priority"],
+        cache_salt=values["cache_salt"],
+        embedding=EmbeddingForm(dimensions, values["encoding_format"] == "base64"),
+        adapter=model if model in limits.adapters else "",
+    )
+
+
+def _dimensions(wanted: int | None, embeddings: Embeddings) -> int:
+    """Return how many numbers of a vector are answered, 0 for all. Raises the 400 of a length that means nothing."""
+    width = embeddings.width
+    if wanted is None or wanted == width:
+        return 0
+    if wanted > width:
+        reason = f"may be at most {width}: this model's vectors have no more"
+    elif not embeddings.shortens:
+        reason = f"must be {width} here: this model does not say that it was trained for shorter vectors"
+    elif embeddings.lengths and wanted not in embeddings.lengths:
+        reason = f"must be one of {', '.join(map(str, embeddings.lengths))}: this model was trained for these lengths"
+    else:
+        return wanted
+    raise invalid(f"'dimensions' {reason}.", param="dimensions", code="invalid_value")
 
 
 # --- Tokens in, tokens out --------------------------------------------------------------------------------------

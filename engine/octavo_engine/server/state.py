@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo_engine.server import admission
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.engine_client import EngineClient
 from octavo_engine.server.errors import unavailable
@@ -52,6 +53,15 @@ class ServerState:
         if self.jobs is None or self.text_model is None:
             raise unavailable("The tokenizer is still loading.")
 
+    def check_queue(self, sequences: int, tokens: int) -> None:
+        """Raise the ApiError (429, nothing began) of so much more if the queue does not take it."""
+        settings = self.settings
+        error = admission.refuse(
+            self.client.load(), sequences, tokens, settings.max_queue_requests, settings.max_queue_tokens
+        )
+        if error is not None:
+            raise error
+
     def limits(self) -> Limits:
         """Return what the loaded model allows."""
         loaded = self.client.check_ready()
@@ -62,4 +72,5 @@ class ServerState:
             loaded.num_blocks * loaded.block_size,
             self.settings.tool_call_parser,
             self.client.adapters.names,
+            loaded.embeddings,
         )

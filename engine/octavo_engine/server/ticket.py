@@ -29,6 +29,7 @@ class Output:
     stop_reason: int = -1
     logprobs: bytearray = field(default_factory=bytearray)
     prompt_logprobs: bytearray = field(default_factory=bytearray)
+    pooled: bytes = b""
 
     def extend(self, other: Output) -> None:
         """Add what came later."""
@@ -37,6 +38,7 @@ class Output:
         self.prompt_logprobs += other.prompt_logprobs
         if other.finish:
             self.finish, self.detail, self.stop_reason = other.finish, other.detail, other.stop_reason
+            self.pooled = other.pooled
 
 
 class Ticket:
@@ -74,6 +76,7 @@ class Ticket:
             pending.prompt_logprobs += out.prompt_logprobs
         if out.finish:
             pending.finish, pending.detail, pending.stop_reason = out.finish, out.detail, out.stop_reason
+            pending.pooled = out.pooled
         self._event.set()
 
     def fail(self, error: ApiError) -> None:

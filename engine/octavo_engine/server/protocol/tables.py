@@ -89,7 +89,7 @@ def _stream_options(value: Any) -> bool:
     return bool(include)
 
 
-def _prompt(value: Any) -> list[str | list[int]]:
+def _prompt(value: Any, most: int = contract.MAX_PROMPTS, what: str = "prompts") -> list[str | list[int]]:
     """Read a prompt in any of its four shapes: text, texts, token ids, lists of token ids."""
     if isinstance(value, str):
         return [value]
@@ -97,14 +97,28 @@ def _prompt(value: Any) -> list[str | list[int]]:
         raise Unreadable("must be a string, a list of strings, a list of token ids, or a list of such lists, not empty")
     if all(type(item) is int for item in value):
         return [value]
-    if len(value) > contract.MAX_PROMPTS:
-        raise Unreadable(f"may have at most {contract.MAX_PROMPTS} prompts")
+    if len(value) > most:
+        raise Unreadable(f"may have at most {most} {what}")
     for index, item in enumerate(value):
         if isinstance(item, list) and not item:
             raise Unreadable("must not be empty", f"[{index}]")
         if not isinstance(item, str) and not (isinstance(item, list) and all(type(token) is int for token in item)):
             raise Unreadable("must be a string or a list of token ids", f"[{index}]")
     return value
+
+
+def _input(value: Any) -> list[str | list[int]]:
+    """Read what is to be embedded, in the same four shapes, none of it empty."""
+    inputs = _prompt(value, contract.MAX_EMBEDDING_INPUTS, "inputs")
+    if "" in inputs:
+        raise Unreadable("must not be empty", f"[{inputs.index('')}]" if isinstance(value, list) else "")
+    return inputs
+
+
+def _encoding_format(value: Any) -> str:
+    if value not in ("float", "base64"):
+        raise Unreadable("must be 'float' or 'base64'")
+    return str(value)
 
 
 def _salt(value: Any) -> str:
@@ -324,6 +338,34 @@ RESPONSES: Final[Table] = table(
     ignored("prompt_cache_options", "equal prefixes are shared without them"),
 )
 
+EMBEDDINGS: Final[Table] = table(
+    honoured("model", string),
+    honoured("input", _input),
+    honoured("encoding_format", _encoding_format, "float"),
+    honoured("dimensions", integer(1, MAX_INT32)),
+    honoured("add_special_tokens", boolean, True),
+    honoured("priority", integer(-(2**31), MAX_INT32), 0),
+    honoured("cache_salt", _salt, ""),
+    # What would make it another vector, or another shape of it, on some other server.
+    refused("messages", why="is not supported here; use 'input'"),
+    refused("prompt", why="is not supported here; use 'input'"),
+    refused("truncate_prompt_tokens"),
+    refused("truncate", False, why="is not supported here: an input that is too long is refused"),
+    refused("normalize", True, why="is not supported here: every vector has length 1"),
+    refused("embd_normalize", 2, why="is not supported here: every vector has length 1"),
+    refused("embed_dtype", "float32", why=_ELSEWHERE),
+    refused("endianness", "native", "little", why=_ELSEWHERE),
+    refused("instruction", "", why="is not supported here; write it into 'input'"),
+    refused("prompt_name", why="is not supported here; write the prompt into 'input'"),
+    refused("input_type", why=_ELSEWHERE),
+    refused("task", why=_ELSEWHERE),
+    refused("late_chunking", False, why=_ELSEWHERE),
+    refused("mm_processor_kwargs", {}),
+    refused("options", {}, why=_ELSEWHERE),
+    ignored("user", "tenants are told apart by their keys"),
+    ignored("request_id", "the answer's id is made here"),
+)
+
 TOKENIZE: Final[Table] = table(
     honoured("model", string),
     honoured("prompt", string),
@@ -346,6 +388,7 @@ TABLES: Final[dict[str, Table]] = {
     contract.PATH_COMPLETIONS: COMPLETIONS,
     contract.PATH_CHAT_COMPLETIONS: CHAT,
     contract.PATH_RESPONSES: RESPONSES,
+    contract.PATH_EMBEDDINGS: EMBEDDINGS,
     contract.PATH_TOKENIZE: TOKENIZE,
     contract.PATH_DETOKENIZE: DETOKENIZE,
 }
