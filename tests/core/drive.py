@@ -29,6 +29,11 @@ def continuation(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(tokens[len(prompt) :])
 
 
+def embedding(prompt: Sequence[int]) -> bytes:
+    """What a pooled sequence with this prompt ends with."""
+    return blake2b(repr(tuple(prompt)).encode()).digest()
+
+
 class Guesses:
     """A draft source that guesses what a function of the known tokens says, whatever it costs."""
 
@@ -75,6 +80,8 @@ class Drive:
         self.scheduler: Lifecycle = create_scheduler(SchedulerConfig(**(values | config)), propose and Guesses(propose))
         self.writes = writes
         self.slots: dict[int, tuple[int, list[int]]] = {}
+        self.pooled: dict[int, int] = {}
+        """How many tokens have been pooled in a slot."""
         self.plans: list[StepPlan] = []
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.events: list[Event] = []
@@ -143,6 +150,7 @@ class Drive:
         """What a runner would answer."""
         for slot in plan.released:
             del self.slots[slot]
+            self.pooled.pop(slot, None)
         for admission in plan.admitted:
             assert admission.slot not in self.slots
             self.slots[admission.slot] = (admission.sequence, list(admission.tokens))
@@ -152,6 +160,11 @@ class Drive:
     def _row(self, row: Row) -> RowResult:
         sequence, tokens = self.slots[row.slot]
         assert sequence == row.sequence
+        if row.pooled:
+            assert not row.samples
+            assert row.start == self.pooled.get(row.slot, 0), "every position is pooled, once"
+            self.pooled[row.slot] = row.start + row.num_tokens
+            return RowResult(pooled=embedding(tokens)) if self.pooled[row.slot] == len(tokens) else RowResult()
         if not row.samples or row.discard:
             return RowResult()
         assert row.start + row.num_tokens - len(row.drafts) == len(tokens), "a sampling row ends where the tokens end"

@@ -1,9 +1,9 @@
 """A random walk over the scheduler, the runner and the scripted model, in a tiny cache.
 
-Submissions (some with a grammar), steps, aborts, preemptions, failing rows and failing steps in any order, with one and
-two plans in flight, with drafts and without, in every way of allocating and sharing. Every sequence that comes through
-must have written what it writes alone in a large cache, and in the end nothing may be held. `python -m
-tests.core.random_walk --operations 10000` prints the figures.
+Submissions (some with a grammar, some to be pooled), steps, aborts, preemptions, failing rows and failing steps in any
+order, with one and two plans in flight, with drafts and without, in every way of allocating and sharing. Every sequence
+that comes through must have given what it gives alone in a large cache, and in the end nothing may be held.
+`python -m tests.core.random_walk --operations 10000` prints the figures.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Figures:
     held_back: int = 0
     scored: int = 0
     grammars: int = 0
+    pooled: int = 0
     survivors: int = 0
 
     def add(self, other: Figures) -> None:
@@ -142,6 +143,9 @@ class Walk:
             ignore_eos=draw.random() < 0.2,
         )
         stop = stop._replace(min_tokens=min(stop.min_tokens, stop.max_tokens))
+        pooled = draw.random() < 0.1
+        if pooled:
+            stop = StopRule(0)
         request = Request(
             sequences,
             prompt,
@@ -149,18 +153,20 @@ class Walk:
             arrival=float(self._next),
             priority=draw.choice((0, 0, 0, 1, -1)),
             salt=draw.choice(("", "", "b")),
-            needs_all_positions=draw.random() < 0.1,
+            needs_all_positions=not pooled and draw.random() < 0.1,
+            pooled=pooled,
             blocked=BlockReason.GRAMMAR if draw.random() < 0.1 else None,
         )
         settings = [self._settings(stop, choice) for choice in range(choices)]
-        text = draw.choice(GRAMMARS) if draw.random() < 0.3 else ""
+        text = draw.choice(GRAMMARS) if not pooled and draw.random() < 0.3 else ""
         self.figures.grammars += bool(text)
         grammars, apart = ([*self.compiler.compile(text, choices)] if text else [None] * choices for _ in range(2))
         for sequence, setting, grammar in zip(sequences, settings, grammars, strict=True):
             self.runner.register(sequence, setting, grammar)
         refusal = self.scheduler.submit(request)
         if isinstance(refusal, Refusal):
-            assert (refusal.reason == "never_fits") == (len(prompt) >= MAX_LEN) or refusal.reason == "queue_full"
+            never = len(prompt) + (not pooled) > MAX_LEN
+            assert (refusal.reason == "never_fits") == never or refusal.reason == "queue_full"
             self.figures.refused += 1
             return
         for sequence, setting, grammar in zip(sequences, settings, apart, strict=True):
@@ -273,9 +279,10 @@ class Walk:
         """A sequence has ended."""
         sequence = event.sequence
         if event.finish in ("stop", "length"):
-            told = self.scores[sequence], self.logprobs[sequence]
+            told = self.scores[sequence], self.logprobs[sequence], event.pooled
             assert Ending(written, event.finish, event.stop_reason, *told) == expected
             self.figures.scored += bool(expected.prompt_logprobs)
+            self.figures.pooled += bool(expected.pooled)
             self.figures.survivors += 1
         elif event.finish == "error":
             assert event.detail

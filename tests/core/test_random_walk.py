@@ -37,6 +37,7 @@ def test_the_walk_meets_everything_it_is_there_for():
         figures.add(Walk(CASES[index], seed=100 + index).run(OPERATIONS))
     assert set(figures.endings) == {"stop", "length", "abort", "error"}
     assert min(figures.refused, figures.recomputed, figures.held_back, figures.scored, figures.grammars) > 0
+    assert figures.pooled > 0
     assert figures.preemptions > figures.forced > 0
 
 

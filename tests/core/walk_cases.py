@@ -66,6 +66,7 @@ class Ending(NamedTuple):
     stop_reason: int
     prompt_logprobs: bytes = b""
     logprobs: bytes = b""
+    pooled: bytes = b""
 
 
 def build_model(case: Case, num_blocks: int) -> ScriptedExecutable:
@@ -122,5 +123,5 @@ class Alone:
                 logprobs += event.logprobs
                 if event.finish:
                     self.runner.forget(self._next)
-                    return Ending(tuple(tokens), event.finish, event.stop_reason, scores, logprobs)
+                    return Ending(tuple(tokens), event.finish, event.stop_reason, scores, logprobs, event.pooled)
         raise AssertionError("the sequence did not end")

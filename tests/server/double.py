@@ -82,16 +82,29 @@ class Script:
 class ScriptedLink:
     """The engine's side of the pipes, on the server's own loop."""
 
-    def __init__(self, script: Script, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, script: Script, vocab_size: int, max_model_len: int, embeddings: m.Embeddings) -> None:
         self._script = script
         self._out: asyncio.Queue[m.ToServer] = asyncio.Queue()
         self._received = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._out.put_nowait(
             m.Loaded(
-                "digest", vocab_size, max_model_len, 16, max_model_len // 16 + 1, 8, 512, "float32", "none", "double"
+                *(
+                    "digest",
+                    vocab_size,
+                    max_model_len,
+                    16,
+                    max_model_len // 16 + 1,
+                    8,
+                    512,
+                    "float32",
+                    "none",
+                    "double",
+                ),
+                embeddings=embeddings,
             )
         )
+        self._width = embeddings.width
 
     def send(self, message: m.ToEngine) -> None:
         if isinstance(message, m.Submit):
@@ -118,6 +131,9 @@ class ScriptedLink:
         script, rule = self._script, submit.stop
         if script.hold is not None:
             await asyncio.to_thread(script.hold.wait)
+        if submit.pooled:
+            self._step([self._pooled(submit)])
+            return
         done: set[int] = set()
         for start in range(0, max(len(script.tokens), 1), script.per_step):
             outputs = []
@@ -131,6 +147,12 @@ class ScriptedLink:
             if outputs:
                 self._step(outputs)
                 await asyncio.sleep(0)
+
+    def _pooled(self, submit: m.Submit) -> m.TokensOut:
+        if self._script.fail_after == 0:
+            return m.TokensOut(submit.request, 0, (), "error", "the numbers were not finite")
+        vector = struct.pack(f"<{self._width}f", *pooled_vector(submit.prompt, self._width))
+        return m.TokensOut(submit.request, 0, (), "stop", started=True, pooled=vector)
 
     def _output(self, submit: m.Submit, choice: int, start: int, rule: m.StopRule) -> m.TokensOut:
         script = self._script
@@ -178,6 +200,12 @@ class ScriptedLink:
         )
 
 
+def pooled_vector(prompt: bytes, width: int) -> list[float]:
+    """Return what the double embeds a prompt as: its first token, its number of tokens, and the ordinals."""
+    tokens = struct.unpack(f"<{len(prompt) // 4}i", prompt)
+    return [float(number) for number in (tokens[0], len(tokens), *range(2, width))]
+
+
 def record(logprob: float, token: int, alternatives: int) -> bytes:
     """Return a token's record: it is the most probable, the next ids follow, each half as probable as the last."""
     top = [(token + i, logprob - i * math.log(2)) for i in range(alternatives)]
@@ -220,6 +248,7 @@ def double(
     max_model_len: int = 256,
     special: Sequence[bytes] = (),
     wrap: Callable[[Any], Any] = lambda application: application,
+    embeddings: m.Embeddings = m.Embeddings(width=4),
     **settings: Any,
 ) -> Iterator[Double]:
     """Serve the application over `script` on a thread of its own."""
@@ -229,7 +258,7 @@ def double(
 
     async def main() -> None:
         counters = Counters()
-        link = ScriptedLink(script, model.vocab_size, max_model_len)
+        link = ScriptedLink(script, model.vocab_size, max_model_len, embeddings)
         client = EngineClient(counters, 30.0)
         client.connect(link)
         chosen = ServerSettings(served_names=("double",), host="127.0.0.1", port=port, **settings)

@@ -69,7 +69,7 @@ class Client:
 
     def __init__(self, pipes):
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
-        self.snapshot, self.steps, self.prompt_logprobs, self.logprobs = None, 0, {}, {}
+        self.snapshot, self.steps, self.prompt_logprobs, self.logprobs, self.pooled = None, 0, {}, {}, {}
         self.adapters = []
 
     def submit(
@@ -111,6 +111,11 @@ class Client:
         self.adapters.remove(message)
         return message
 
+    def embed(self, request, prompt):
+        """Ask for the prompt's embedding."""
+        data = np.array(prompt, dtype="<i4").tobytes()
+        self.pipes.down.put(Submit(request, data, SamplingParams(seed=0), StopRule(max_tokens=0), pooled=True))
+
     def abort(self, request, choice=-1):
         self.pipes.down.put(Abort(request, choice))
 
@@ -136,7 +141,7 @@ class Client:
             self.logprobs[key] = self.logprobs.get(key, b"") + out.logprobs
             self.started[key] = self.started.get(key, 0) + out.started
             if out.finish:
-                self.finish[key], self.detail[key] = out.finish, out.detail
+                self.finish[key], self.detail[key], self.pooled[key] = out.finish, out.detail, out.pooled
 
     def until(self, done):
         deadline = time.monotonic() + 20

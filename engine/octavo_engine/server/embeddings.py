@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 import msgspec
 
 from octavo_engine import contract
@@ -11,7 +14,7 @@ from octavo_engine.server.jobs import EmbeddingForm, Prepared
 from octavo_engine.server.protocol.embeddings import pieces
 from octavo_engine.server.state import ServerState
 
-_WRITE_BYTES = 64 * 1024
+_WRITE_BYTES: Final = 64 * 1024
 
 
 async def embed(
@@ -72,6 +75,7 @@ async def _answer(exchange: Exchange, prepared: Prepared, form: EmbeddingForm, v
                 await exchange.start(200, {"content-type": "application/json"})
             await exchange.write(bytes(waiting))
             waiting.clear()
+            await asyncio.sleep(0)  # millions of numbers in one go must not hold the loop
         waiting += piece
     if exchange.started:
         await exchange.write(bytes(waiting), more=False)

@@ -105,8 +105,8 @@ def context_length(
 ) -> ApiError:
     """Return the refusal of a prompt that leaves no room for one token, in OpenAI's words.
 
-    Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised. Unless it `generates`, a request needs
-    no room behind its prompt.
+    Without `counted`, `prompt_tokens` is a lower bound: nothing was tokenised. One that does not generate needs no room
+    behind its prompt.
     """
     room = ", and at least one token must be left for the completion" if generates else ""
     number = f"{'' if counted else 'at least '}{prompt_tokens}"
