@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
     `arrival` is in seconds on the caller's monotonic clock; a smaller `priority` goes first. `needs_all_positions`
     (prompt log-probabilities, echo): the first choice computes the whole prompt and scores it; it writes the cache and
-    does not read it. So does a `pooled` one, which ends with its prompt (`max_tokens` is 0) and gives an embedding.
+    does not read it. The same holds for a `pooled` one: it ends with its prompt (`max_tokens` is 0), in an embedding.
     `blocked` holds the sequences back until `Scheduler.unblock`.
     """
 

@@ -199,7 +199,8 @@ class ScriptedExecutable:
     def last_hidden(self, plan: ScriptedPlan, x: NDArray[np.uint64], tokens: slice) -> NDArray[np.float32]:
         """Return the hidden states [n, 8], from -1 to 1, once the step has taken its time."""
         digests = np.bitwise_xor.reduce(x[:, tokens], axis=0).astype("<u8")
-        hidden = digests.view(np.uint8).reshape(-1, _WIDTH).astype(np.float32) / np.float32(127.5) - np.float32(1)
+        octets: NDArray[np.uint8] = digests.view(np.uint8).reshape(-1, _WIDTH)
+        hidden = octets.astype(np.float32) / np.float32(127.5) - np.float32(1)
         hidden[self.layout.slots[0].poisoned.reshape(-1)[plan.step.slots[0][tokens]]] = np.nan
         self._take_time(plan)
         return hidden
