@@ -63,3 +63,18 @@ def test_a_schema_is_obeyed_with_tokens_of_many_bytes(server: Server) -> None:
         assert list(answer) == ["country", "capital"]
         assert answer["capital"] in ("Paris", "London")
         assert choice["finish_reason"] == "stop"
+
+
+def test_what_is_alike_is_embedded_alike(server: Server) -> None:
+    texts = ["A cat is sleeping on the sofa.", "The cat sleeps on the couch.", "Interest rates rose by two percent."]
+    together = [entry["embedding"] for entry in server.post("/v1/embeddings", {"input": texts}).json()["data"]]
+    apart = [server.post("/v1/embeddings", {"input": text}).json()["data"][0]["embedding"] for text in texts]
+    assert together == apart, "to the last bit"
+    assert {len(vector) for vector in together} == {576}
+
+    def likeness(one: list[float], other: list[float]) -> float:
+        return sum(a * b for a, b in zip(one, other, strict=True))
+
+    cat, same, rates = together
+    assert likeness(cat, cat) == pytest.approx(1, abs=1e-6)
+    assert likeness(cat, same) > max(likeness(cat, rates), likeness(same, rates)) + 0.02
