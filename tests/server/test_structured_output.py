@@ -183,3 +183,19 @@ def test_an_engine_that_was_started_again_knows_the_tokens_too(tmp_path: Path) -
             server.engine().kill()
             wait_until(lambda: server.status("/ready") == 503, 20, "its end noticed")
             wait_until(lambda: server.status("/ready") == 200, 60, "ready")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    "fields",
+    [{"guided_choice": ["yes"], "allowed_token_ids": [97]}, {"guided_regex": "[0-9]+", "allowed_token_ids": [97, 98]}],
+)
+def test_rules_that_leave_nothing_to_say_are_the_client_s_mistake(
+    quiet: Server, path: str, fields: dict[str, Any]
+) -> None:
+    answer = quiet.post(path, body_of(path, **fields))
+    error = check_error(answer)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsatisfiable")
+    assert "allowed_token_ids" in error["message"]
+    *_, last = read_stream(quiet, path, body_of(path, **fields))
+    assert last["error"]["code"] == "unsatisfiable"

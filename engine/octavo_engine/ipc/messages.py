@@ -167,6 +167,7 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     `cached_tokens` is set with it. `prompt_logprobs` are records (`scores.py`) of the prompt's tokens from the second
     on, each once, cut over as many messages as the prompt takes steps; `logprobs` one for each of `tokens`. `pooled` is
     what a pooled request ends with: float32, little endian, not normalised.
+    `unsatisfiable`: an error of the request's own making, which allows nothing that could come next.
     """
 
     request: int
@@ -180,6 +181,7 @@ class TokensOut(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: bytes = b""
     logprobs: bytes = b""
     pooled: bytes = b""
+    unsatisfiable: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

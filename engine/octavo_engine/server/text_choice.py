@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo_engine.ipc.scores import TokenScore, read_scores
-from octavo_engine.server.errors import engine_failed
+from octavo_engine.server.errors import engine_failed, invalid
 from octavo_engine.server.protocol.logprobs import Scored
 from octavo_engine.server.scored_text import ScoredText
 from octavo_engine.server.stop_strings import StopStrings
@@ -91,6 +91,8 @@ class TextChoice:
             if self._stopped():
                 return self._send("".join(pieces))
         if output.finish in ("error", "abort"):
+            if output.unsatisfiable:
+                raise invalid(output.detail, code="unsatisfiable")
             raise engine_failed(output.detail or "The engine ended the request.")
         if output.finish:
             pieces += self._ending(output)

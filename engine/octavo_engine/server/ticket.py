@@ -27,6 +27,7 @@ class Output:
     finish: Finish = ""
     detail: str = ""
     stop_reason: int = -1
+    unsatisfiable: bool = False
     logprobs: bytearray = field(default_factory=bytearray)
     prompt_logprobs: bytearray = field(default_factory=bytearray)
     pooled: bytes = b""
@@ -39,6 +40,7 @@ class Output:
         if other.finish:
             self.finish, self.detail, self.stop_reason = other.finish, other.detail, other.stop_reason
             self.pooled = other.pooled
+            self.unsatisfiable = other.unsatisfiable
 
 
 class Ticket:
@@ -77,6 +79,7 @@ class Ticket:
         if out.finish:
             pending.finish, pending.detail, pending.stop_reason = out.finish, out.detail, out.stop_reason
             pending.pooled = out.pooled
+            pending.unsatisfiable = out.unsatisfiable
         self._event.set()
 
     def fail(self, error: ApiError) -> None:

@@ -20,6 +20,8 @@ from octavo_engine.sampling.sampler import RowSampling
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
+CANNOT_FOLLOW = "The grammar cannot be followed any further"
+
 
 class Grammar:
     """One sequence's place in its grammar."""
@@ -36,7 +38,7 @@ class Grammar:
         """Why the grammar cannot be followed any further, empty while it can."""
         if not self.matcher.is_error():
             return ""
-        return f"The grammar cannot be followed any further: {one_sentence(self.matcher.get_error())}."
+        return f"{CANNOT_FOLLOW}: {one_sentence(self.matcher.get_error())}."
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Go to where `tokens`, all that the sequence has generated, lead: usually it is there already."""

@@ -10,7 +10,12 @@ import numpy as np
 from octavo_engine.core import config as core
 from octavo_engine.core.stop import StopRule
 from octavo_engine.ipc.messages import Submit, TokensOut
+from octavo_engine.sampling.sampler import NOTHING_ALLOWED
 from octavo_engine.sampling.settings import SamplingSettings, prepare
+from octavo_engine.worker.grammar import CANNOT_FOLLOW
+
+_UNSATISFIABLE = (NOTHING_ALLOWED, CANNOT_FOLLOW)
+"""How the failures begin for which a request's own rules are to blame."""
 
 
 class RequestTable:
@@ -54,7 +59,7 @@ class RequestTable:
     def _output(self, event: core.Event) -> TokensOut:
         request, choice = self._choice_of[event.sequence]
         # What an event has behind its sequence a message has behind its choice.
-        return TokensOut(request, choice, *event[1:])
+        return TokensOut(request, choice, *event[1:], unsatisfiable=event.detail.startswith(_UNSATISFIABLE))
 
 
 def core_request(
