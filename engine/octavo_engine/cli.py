@@ -174,7 +174,7 @@ def serve(
             help="Seconds without a tick, beyond the longest step, after which the engine is ended. Whatever it is, a "
             "step that does not return within 60 s ends it.",
         ),
-    ] = 30,
+    ] = contract.HEALTH_TIMEOUT_SECONDS,
     engine_restarts: Annotated[
         int,
         typer.Option(

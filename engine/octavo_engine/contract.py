@@ -67,6 +67,9 @@ TERMINATION_MARGIN_SECONDS: Final = 15
 ENGINE_RESTARTS: Final = 3
 """How often a server starts its engine process again within ENGINE_RESTART_WINDOW_SECONDS before it gives up."""
 ENGINE_RESTART_WINDOW_SECONDS: Final = 600
+HEALTH_TIMEOUT_SECONDS: Final = 20.0
+"""Silence of the engine, beyond its longest step, after which it counts as hung. `/health` promises to tell within
+30 s: that leaves ten for the step."""
 SCRAPE_TIMEOUT_SECONDS: Final = 1.0
 RETRY_AFTER_SECONDS: Final = 1
 

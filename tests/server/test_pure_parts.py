@@ -67,6 +67,13 @@ def test_a_heartbeat_allows_the_longest_step_on_top() -> None:
     assert not heart.alive(142.1)
 
 
+def test_a_hang_is_told_within_30_seconds() -> None:
+    """Of an engine whose steps take less than ten."""
+    heart = Heartbeat(contract.HEALTH_TIMEOUT_SECONDS)
+    heart.tick(0, 9.5)
+    assert not heart.alive(30)
+
+
 @pytest.mark.parametrize(
     ("load", "sequences", "tokens", "refused"),
     [

@@ -24,7 +24,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     gateway_credential_file: Path | None = None
     drain_propagation: float = contract.DRAIN_PROPAGATION_SECONDS
     drain_timeout: float = contract.DEFAULT_DRAIN_TIMEOUT_SECONDS
-    health_timeout: float = 30.0
+    health_timeout: float = contract.HEALTH_TIMEOUT_SECONDS
     engine_restarts: int = contract.ENGINE_RESTARTS
     tool_call_parser: Setting = "auto"
     adapters: tuple[tuple[str, str], ...] = ()
