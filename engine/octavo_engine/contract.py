@@ -219,6 +219,11 @@ RESERVED_SLOTS: Final = Metric(
     "counter",
     "Token slots reserved by --kv-allocation contiguous, used or not; 0 when paged",
 )
+ADMITTED: Final = Metric(
+    "octavo_requests_admitted_total",
+    "counter",
+    "Sequences the engine has taken: those that ended, whatever the outcome but rejected, and those in flight",
+)
 STEP_SECONDS: Final = Metric("octavo_step_seconds", "histogram", "One step of the engine loop", buckets=_INTER_TOKEN)
 BUSY_SECONDS: Final = Metric(
     "octavo_busy_seconds_total", "counter", "Seconds in which the engine loop had something to do"
@@ -242,6 +247,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     RECOMPUTED_TOKENS,
     PROMPT_TOKENS,
     GENERATED_TOKENS,
+    ADMITTED,
     REQUESTS,
     TIME_TO_FIRST_TOKEN,
     INTER_TOKEN,

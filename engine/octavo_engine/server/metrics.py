@@ -97,6 +97,7 @@ class EngineMetrics(Collector):
             contract.RESERVED_SLOTS.name: [((), of("reserved_slots"))],
             contract.PROMPT_TOKENS.name: [((), lambda: float(counters.prompt_tokens))],
             contract.GENERATED_TOKENS.name: [((), lambda: float(counters.generated_tokens))],
+            contract.ADMITTED.name: [((), lambda: float(counters.admitted))],
             contract.REQUESTS.name: [
                 ((outcome,), partial(float, count)) for outcome, count in counters.outcomes.items()
             ],
