@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import parse_qs
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,6 +22,7 @@ from octavo_engine.server.generation import INTERNAL, JobEndpoint
 from octavo_engine.server.keys import KeyFile
 from octavo_engine.server.middleware import RequireKey, Trust
 from octavo_engine.server.protocol.answers import model_card, model_list
+from octavo_engine.server.protocol.openapi import document
 from octavo_engine.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -80,7 +84,28 @@ def public_application(state: ServerState) -> ASGIApp:
         application.router.routes.append(Route(path, JobEndpoint(route, state), methods=["POST"]))
     _add_models(application, state)
     _add_probes(application, state)
+    _add_document(application, state)
     return application
+
+
+def _add_document(application: FastAPI, state: ServerState) -> None:
+    """Describe the routes to whoever may use them: where there are keys, the document asks for one as they do."""
+
+    @application.get(contract.PATH_OPENAPI)
+    async def openapi() -> Response:
+        settings, loaded = state.settings, state.client.loaded
+        vocab_size = None if loaded is None else loaded.vocab_size
+        names = (*settings.served_names, *state.client.adapters.names)
+        described = document(names, _release(), settings.api_keys_file is not None, vocab_size)
+        return json_response(200, msgspec.json.encode(described))
+
+
+@cache
+def _release() -> str:
+    try:
+        return version("octavo")
+    except PackageNotFoundError:
+        return "from source"
 
 
 def _add_models(application: FastAPI, state: ServerState) -> None:

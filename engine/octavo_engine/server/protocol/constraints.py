@@ -6,7 +6,7 @@ import json
 from typing import Any, Final, Literal, NamedTuple
 
 from octavo_engine.server.errors import ApiError, invalid
-from octavo_engine.server.protocol.fields import Unreadable, string
+from octavo_engine.server.protocol.fields import Schema, Unreadable, described, schema_of, string
 from octavo_engine.server.protocol.json_body import parse_object
 
 MAX_GRAMMAR_BYTES: Final = 128 * 1024
@@ -36,6 +36,20 @@ class Constraint(NamedTuple):
 
 ANY_OBJECT: Final = Constraint("schema", '{"type":"object"}')
 
+_NOT_EMPTY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}
+_JSON_SCHEMA: Final[Schema] = {"type": ["object", "boolean", "string"], "description": "A JSON Schema, or one as text"}
+_UNNAMED_FORM: Final[Schema] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"enum": ["text", "json_object"]}},
+}
+_NAMED_FORM: Final[Schema] = {
+    "name": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+    "description": {"type": ["string", "null"]},
+    "strict": {"type": ["boolean", "null"]},
+    "schema": _JSON_SCHEMA,
+}
+
 
 def the_constraint(values: dict[str, Any]) -> tuple[str, Constraint] | None:
     """Return the one constraint that the fields' values name, with its field. Raises the 400 of two."""
@@ -49,6 +63,19 @@ def the_constraint(values: dict[str, Any]) -> tuple[str, Constraint] | None:
     return named[0] if named else None
 
 
+@described(
+    anyOf=[
+        _UNNAMED_FORM,
+        {
+            "type": "object",
+            "required": ["type", "json_schema"],
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"type": "object", "required": ["schema"], "properties": _NAMED_FORM},
+            },
+        },
+    ]
+)
 def read_response_format(value: Any) -> Constraint | None:
     """Read OpenAI's `response_format`."""
     if not isinstance(value, dict):
@@ -58,6 +85,23 @@ def read_response_format(value: Any) -> Constraint | None:
     return _named_schema(value.get("json_schema"), ".json_schema")
 
 
+@described(
+    type="object",
+    properties={
+        "verbosity": {"enum": [None, "medium"]},
+        "format": {
+            "anyOf": [
+                {"type": "null"},
+                _UNNAMED_FORM,
+                {
+                    "type": "object",
+                    "required": ["type", "schema"],
+                    "properties": {"type": {"const": "json_schema"}, **_NAMED_FORM},
+                },
+            ]
+        },
+    },
+)
 def read_text(value: Any) -> Constraint | None:
     """Read `text` of /v1/responses: a format whose schema stands beside its type."""
     if not isinstance(value, dict):
@@ -96,22 +140,7 @@ def _named_schema(value: Any, path: str) -> Constraint:
     return _at(f"{path}.schema", read_schema, value["schema"])
 
 
-def read_structured_outputs(value: Any) -> Constraint | None:
-    """Read vLLM's `structured_outputs`: one of several kinds, and no options."""
-    if not isinstance(value, dict):
-        raise Unreadable("must be an object")
-    asked = {name: item for name, item in value.items() if item is not None and item is not False}
-    for name in asked:
-        if name not in _KINDS:
-            raise Unreadable("is not supported here", f".{name}")
-    if not asked:
-        return None
-    if len(asked) > 1:
-        raise Unreadable(f"must have one of {', '.join(_KINDS)}, not several")
-    ((name, item),) = asked.items()
-    return _at(f".{name}", _KINDS[name], item)
-
-
+@described(**_JSON_SCHEMA)
 def read_schema(value: Any) -> Constraint:
     """Read a JSON schema: an object, true, or either as text."""
     if isinstance(value, str):
@@ -128,11 +157,13 @@ def read_schema(value: Any) -> Constraint:
     return Constraint("schema", _check_size(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
 
+@described(**_NOT_EMPTY)
 def read_regex(value: Any) -> Constraint:
     """Read a regular expression that the whole text must match."""
     return Constraint("regex", _check_size(string(value)))
 
 
+@described(type="array", items={"type": "string"}, minItems=1)
 def read_choice(value: Any) -> Constraint:
     """Read a list of texts, one of which is the answer."""
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
@@ -140,11 +171,13 @@ def read_choice(value: Any) -> Constraint:
     return Constraint("choice", _check_size(json.dumps(value, ensure_ascii=False)))
 
 
+@described(**_NOT_EMPTY)
 def read_grammar(value: Any) -> Constraint:
     """Read a context-free grammar: Lark's notation, or GBNF's."""
     return Constraint("grammar", _check_size(string(value)))
 
 
+@described(const=True)
 def _read_any_object(value: Any) -> Constraint:
     if value is not True:
         raise Unreadable("must be true or false")
@@ -158,6 +191,28 @@ _KINDS: Final = {
     "grammar": read_grammar,
     "json_object": _read_any_object,
 }
+_NOTHING: Final[Schema] = {"enum": [None, False]}
+
+
+@described(
+    type="object",
+    properties={name: {"anyOf": [schema_of(read), _NOTHING]} for name, read in _KINDS.items()},
+    additionalProperties=_NOTHING,
+)
+def read_structured_outputs(value: Any) -> Constraint | None:
+    """Read vLLM's `structured_outputs`: one of several kinds, and no options."""
+    if not isinstance(value, dict):
+        raise Unreadable("must be an object")
+    asked = {name: item for name, item in value.items() if item is not None and item is not False}
+    for name in asked:
+        if name not in _KINDS:
+            raise Unreadable("is not supported here", f".{name}")
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise Unreadable(f"must have one of {', '.join(_KINDS)}, not several")
+    ((name, item),) = asked.items()
+    return _at(f".{name}", _KINDS[name], item)
 
 
 def _check_size(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import update_wrapper
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo_engine.server.errors import ApiError, invalid
 
@@ -21,6 +22,11 @@ class Treatment(Enum):
 Reader = Callable[[Any], Any]
 """Takes a JSON value and returns what it means, or raises Unreadable."""
 
+Schema = dict[str, Any]
+"""A JSON Schema (2020-12)."""
+
+Value = TypeVar("Value")
+
 
 class Unreadable(Exception):
     """A value breaks its field's rule: `message` continues the sentence "'name' …"; `path` points inside the value."""
@@ -30,6 +36,30 @@ class Unreadable(Exception):
         super().__init__(message)
         self.message = message
         self.path = path
+
+
+class Described(Generic[Value]):
+    """A reader that says in JSON Schema what it may take: nothing else, and not all of that, for schemas say little."""
+
+    def __init__(self, read: Callable[[Any], Value], schema: Schema) -> None:
+        """Read by `read`."""
+        update_wrapper(self, read)
+        self._read = read
+        self.schema = schema
+
+    def __call__(self, value: Any) -> Value:
+        """Return what the value means. Raises Unreadable."""
+        return self._read(value)
+
+
+def described(**schema: Any) -> Callable[[Callable[[Any], Value]], Described[Value]]:
+    """Return a decorator for a reader; its arguments are the schema's keywords."""
+    return lambda read: Described(read, schema)
+
+
+def schema_of(read: Reader) -> Schema:
+    """Return what a reader says it takes; `{}`, which is anything, if it does not say."""
+    return read.schema if isinstance(read, Described) else {}
 
 
 class Field(NamedTuple):
@@ -104,6 +134,7 @@ def unreadable(name: str, error: Unreadable) -> ApiError:
 
 
 # --- Readers ----------------------------------------------------------------------------------------------------
+@described(type="boolean")
 def boolean(value: Any) -> bool:
     """Read true or false, and nothing that merely looks like it."""
     if type(value) is not bool:
@@ -111,6 +142,7 @@ def boolean(value: Any) -> bool:
     return value
 
 
+@described(type="string")
 def string(value: Any) -> str:
     """Read a string."""
     if not isinstance(value, str):
@@ -118,9 +150,10 @@ def string(value: Any) -> str:
     return value
 
 
-def integer(low: int, high: int) -> Reader:
+def integer(low: int, high: int) -> Described[int]:
     """Return a reader of integers in low … high; `1.0` and `"7"` are not integers."""
 
+    @described(type="integer", minimum=low, maximum=high)
     def read(value: Any) -> int:
         if type(value) is not int:
             raise Unreadable("must be an integer")
@@ -131,9 +164,10 @@ def integer(low: int, high: int) -> Reader:
     return read
 
 
-def number(low: float, high: float, above: bool = False) -> Reader:
+def number(low: float, high: float, above: bool = False) -> Described[float]:
     """Return a reader of finite numbers in low … high (low itself excluded if `above`)."""
 
+    @described(type="number", maximum=high, **{"exclusiveMinimum" if above else "minimum": low})
     def read(value: Any) -> float:
         if type(value) not in (int, float):
             raise Unreadable("must be a number")
@@ -146,9 +180,10 @@ def number(low: float, high: float, above: bool = False) -> Reader:
     return read
 
 
-def list_of(read_item: Reader, low: int, high: int) -> Reader:
+def list_of(read_item: Reader, low: int, high: int) -> Described[list[Any]]:
     """Return a reader of lists of low … high items."""
 
+    @described(type="array", items=schema_of(read_item), minItems=low, maxItems=high)
     def read(value: Any) -> list[Any]:
         if not isinstance(value, list):
             raise Unreadable("must be a list")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from octavo_engine.server.protocol.fields import Unreadable
-from octavo_engine.server.protocol.tools import MAX_TOOLS, function_name
+from octavo_engine.server.protocol.fields import Schema, Unreadable, described
+from octavo_engine.server.protocol.tools import FUNCTION_NAME, MAX_TOOLS, function_name
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
@@ -35,6 +35,59 @@ class Conversation(NamedTuple):
         return self.places[int(path[len("messages[") : path.index("]")])]
 
 
+_PART: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_TEXT: Final[Schema] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]
+}
+CALL_ID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_CALL_ID_CHARACTERS}
+_CALL: Final[Schema] = {
+    "type": "object",
+    "required": ["id", "function"],
+    "properties": {
+        "id": CALL_ID,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": FUNCTION_NAME, "arguments": {"type": "string", "description": "JSON"}},
+        },
+    },
+}
+_MESSAGE: Final[Schema] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _TEXT},
+        },
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"const": "assistant"}, "content": {"anyOf": [_TEXT, {"type": "null"}]}},
+        },
+        {
+            "type": "object",
+            "required": ["role", "tool_calls"],
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [_TEXT, {"type": "null"}]},
+                "tool_calls": {"type": "array", "items": _CALL, "minItems": 1, "maxItems": MAX_TOOLS},
+            },
+        },
+        {
+            "type": "object",
+            "required": ["role", "content", "tool_call_id"],
+            "properties": {"role": {"const": "tool"}, "content": _TEXT, "tool_call_id": CALL_ID},
+        },
+    ]
+}
+
+
+@described(type="array", items=_MESSAGE, minItems=1, maxItems=MAX_MESSAGES)
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Return `[{"role", "content"}]`, content a string. Raises Unreadable with the path of what is at fault.
 

@@ -19,10 +19,13 @@ from octavo_engine.server.protocol.constraints import (
     read_text,
 )
 from octavo_engine.server.protocol.fields import (
+    Described,
     Field,
+    Schema,
     Table,
     Unreadable,
     boolean,
+    described,
     honoured,
     ignored,
     integer,
@@ -48,7 +51,13 @@ MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 
+TOKEN_ID: Final[Schema] = {"$ref": "#/components/schemas/TokenId"}
+"""How large an id may be depends on the model: whoever writes a document defines this."""
+_STOP_STRING: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_TOKEN_IDS: Final[Schema] = {"type": "array", "items": TOKEN_ID, "minItems": 1}
 
+
+@described(anyOf=[_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": contract.MAX_STOP_STRINGS}])
 def _stop(value: Any) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
@@ -60,6 +69,12 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
+@described(
+    type="object",
+    maxProperties=MAX_LOGIT_BIAS,
+    propertyNames={"pattern": "^[0-9]{1,10}$"},
+    additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+)
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise Unreadable("must be an object from token ids to numbers")
@@ -77,6 +92,10 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
+@described(
+    type="object",
+    properties={"include_usage": {"type": ["boolean", "null"]}, "continuous_usage_stats": {"enum": [False, None]}},
+)
 def _stream_options(value: Any) -> bool:
     """Read the object; what counts is `include_usage`."""
     if not isinstance(value, dict):
@@ -89,8 +108,29 @@ def _stream_options(value: Any) -> bool:
     return bool(include)
 
 
-def _prompt(value: Any, most: int = contract.MAX_PROMPTS, what: str = "prompts") -> list[str | list[int]]:
+def _texts_or_ids(most: int) -> Schema:
+    item: Schema = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
+    return {
+        "anyOf": [{"type": "string"}, _TOKEN_IDS, {"type": "array", "items": item, "minItems": 1, "maxItems": most}]
+    }
+
+
+@described(**_texts_or_ids(contract.MAX_PROMPTS))
+def _prompt(value: Any) -> list[str | list[int]]:
     """Read a prompt in any of its four shapes: text, texts, token ids, lists of token ids."""
+    return _read_texts_or_ids(value, contract.MAX_PROMPTS, "prompts")
+
+
+@described(**_texts_or_ids(contract.MAX_EMBEDDING_INPUTS))
+def _input(value: Any) -> list[str | list[int]]:
+    """Read what is to be embedded, in the same four shapes, none of it empty."""
+    inputs = _read_texts_or_ids(value, contract.MAX_EMBEDDING_INPUTS, "inputs")
+    if "" in inputs:
+        raise Unreadable("must not be empty", f"[{inputs.index('')}]" if isinstance(value, list) else "")
+    return inputs
+
+
+def _read_texts_or_ids(value: Any, most: int, what: str) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -107,32 +147,27 @@ def _prompt(value: Any, most: int = contract.MAX_PROMPTS, what: str = "prompts")
     return value
 
 
-def _input(value: Any) -> list[str | list[int]]:
-    """Read what is to be embedded, in the same four shapes, none of it empty."""
-    inputs = _prompt(value, contract.MAX_EMBEDDING_INPUTS, "inputs")
-    if "" in inputs:
-        raise Unreadable("must not be empty", f"[{inputs.index('')}]" if isinstance(value, list) else "")
-    return inputs
-
-
+@described(enum=["float", "base64"])
 def _encoding_format(value: Any) -> str:
     if value not in ("float", "base64"):
         raise Unreadable("must be 'float' or 'base64'")
     return str(value)
 
 
+@described(type="string", minLength=1, maxLength=MAX_CACHE_SALT_CHARACTERS)
 def _salt(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_CACHE_SALT_CHARACTERS:
         raise Unreadable(f"must be a string of 1 to {MAX_CACHE_SALT_CHARACTERS} characters")
     return value
 
 
+@described(anyOf=[{"type": "integer", "minimum": 0, "maximum": contract.MAX_LOGPROBS}, {"const": False}])
 def _alternatives(value: Any) -> int:
     """Read how many alternatives to tell; false asks for nothing, as in some clients."""
     return -1 if value is False else integer(0, contract.MAX_LOGPROBS)(value)
 
 
-_token_id = integer(0, MAX_INT32)
+_token_id = Described(integer(0, MAX_INT32), TOKEN_ID)
 
 _SAMPLING: Final[tuple[Field, ...]] = (
     honoured("temperature", number(0, 2), 1.0),

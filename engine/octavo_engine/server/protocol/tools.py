@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from octavo_engine.server.protocol.fields import Unreadable
+from octavo_engine.server.protocol.fields import Schema, Unreadable, described
 
 MAX_TOOLS: Final = 128
 MAX_DESCRIPTION_CHARACTERS: Final = 16 * 1024
@@ -16,15 +16,59 @@ MAX_ALL_CHARACTERS: Final = 512 * 1024
 """Of the descriptions and schemas of one request together."""
 MAX_SCHEMA_DEPTH: Final = 32
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FUNCTION_NAME: Final[Schema] = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 """What a function without `parameters` takes: nothing."""
+_FUNCTION: Final[Schema] = {
+    "name": FUNCTION_NAME,
+    "description": {"type": ["string", "null"], "maxLength": MAX_DESCRIPTION_CHARACTERS},
+    "parameters": {
+        "type": ["object", "null"],
+        "description": "JSON Schema of the arguments",
+        "properties": {"type": {"const": "object"}},
+    },
+    "strict": {"type": ["boolean", "null"]},
+}
+_TOOL: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": _FUNCTION},
+    },
+}
+_FLAT_TOOL: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"const": "function"},
+        "defer_loading": {"enum": [None, False]},
+        "async": {"enum": [None, False]},
+        **_FUNCTION,
+    },
+}
+_NAMED_CHOICE: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": FUNCTION_NAME}},
+    },
+}
+_FLAT_NAMED_CHOICE: Final[Schema] = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, "name": FUNCTION_NAME},
+}
 
 
+@described(type="array", items=_TOOL, maxItems=MAX_TOOLS)
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """Return the tools as chat templates expect them. Raises Unreadable with the path of what is at fault."""
     return _tools(value, _nested)
 
 
+@described(type="array", items=_FLAT_TOOL, maxItems=MAX_TOOLS)
 def read_flat_tools(value: Any) -> list[dict[str, Any]]:
     """Read the tools of /v1/responses, whose names stand beside their types; returns what `read_tools` does."""
     return _tools(value, _flat)
@@ -42,8 +86,8 @@ def _tools(value: Any, opened: Callable[[dict[str, Any], str], tuple[dict[str, A
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise Unreadable("must be an object with a 'type'", f"[{index}]")
-        described, path = opened(item, f"[{index}]")
-        function = _function(described, path)
+        stated, path = opened(item, f"[{index}]")
+        function = _function(stated, path)
         if function["name"] in seen:
             raise Unreadable("is the name of two tools", f"{path}.name")
         seen.add(function["name"])
@@ -127,6 +171,7 @@ def _check_depth(schema: dict[str, Any], path: str) -> None:
             pending.extend((member, depth + 1) for member in members)
 
 
+@described(anyOf=[{"enum": ["none", "auto", "required"]}, _NAMED_CHOICE])
 def read_tool_choice(value: Any) -> str | dict[str, str]:
     """Read `none`, `auto`, `required`, or the function to call, as `{"name": …}`."""
     choice = _choice(value)
@@ -138,6 +183,7 @@ def read_tool_choice(value: Any) -> str | dict[str, str]:
     return {"name": function_name(function.get("name"), ".function.name")}
 
 
+@described(anyOf=[{"enum": ["none", "auto", "required"]}, _FLAT_NAMED_CHOICE])
 def read_flat_tool_choice(value: Any) -> str | dict[str, str]:
     """Read the choice of /v1/responses, whose function's name stands beside the type."""
     choice = _choice(value)

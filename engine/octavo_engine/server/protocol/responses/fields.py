@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo_engine.server.protocol.fields import Unreadable, boolean
+from octavo_engine.server.protocol.fields import Unreadable, boolean, described
 
 LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = (
@@ -25,6 +25,7 @@ _MAX_KEY_CHARACTERS: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 512
 
 
+@described(type="array", items={"enum": list(_INCLUDABLE)})
 def read_include(value: Any) -> bool:
     """Read what an answer is to tell beside itself; return whether log-probabilities are among that."""
     if not isinstance(value, list):
@@ -35,6 +36,12 @@ def read_include(value: Any) -> bool:
     return LOGPROBS in value
 
 
+@described(
+    type="object",
+    maxProperties=_MAX_PAIRS,
+    propertyNames={"maxLength": _MAX_KEY_CHARACTERS},
+    additionalProperties={"type": "string", "maxLength": _MAX_VALUE_CHARACTERS},
+)
 def read_metadata(value: Any) -> dict[str, str]:
     """Read the pairs that the answer repeats."""
     if not isinstance(value, dict):
@@ -49,6 +56,7 @@ def read_metadata(value: Any) -> dict[str, str]:
     return value
 
 
+@described(type="object", properties={"include_obfuscation": {"enum": [None, False]}})
 def read_stream_options(value: Any) -> bool:
     """Read the object, in which nothing can be asked for; return false."""
     if not isinstance(value, dict):

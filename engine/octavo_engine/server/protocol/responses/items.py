@@ -4,21 +4,61 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from octavo_engine.server.protocol.fields import Unreadable
+from octavo_engine.server.protocol.fields import Schema, Unreadable, described
 from octavo_engine.server.protocol.messages import (
+    CALL_ID,
     MAX_MESSAGES,
+    MAX_PARTS,
     ROLES,
     Conversation,
     read_answered,
     read_call,
     read_content,
 )
-from octavo_engine.server.protocol.tools import MAX_TOOLS
+from octavo_engine.server.protocol.tools import FUNCTION_NAME, MAX_TOOLS
 
 _PARTS: Final = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 _ROLES: Final = tuple(role for role in ROLES if role != "tool")
+_PART: Final[Schema] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["type", where],
+            "properties": {"type": {"const": kind}, where: {"type": "string"}},
+        }
+        for kind, where in _PARTS.items()
+    ]
+}
+_CONTENT: Final[Schema] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1, "maxItems": MAX_PARTS}]
+}
+_ITEM: Final[Schema] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"type": {"enum": [None, "message"]}, "role": {"enum": list(_ROLES)}, "content": _CONTENT},
+        },
+        {
+            "type": "object",
+            "required": ["type", "call_id", "name"],
+            "properties": {
+                "type": {"const": "function_call"},
+                "call_id": CALL_ID,
+                "name": FUNCTION_NAME,
+                "arguments": {"type": "string"},
+            },
+        },
+        {
+            "type": "object",
+            "required": ["type", "call_id", "output"],
+            "properties": {"type": {"const": "function_call_output"}, "call_id": CALL_ID, "output": _CONTENT},
+        },
+    ]
+}
 
 
+@described(anyOf=[{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_MESSAGES}])
 def read_input(value: Any) -> Conversation:
     """Return the messages that a text or a list of items says. Raises Unreadable with the path of what is at fault."""
     if isinstance(value, str):
