@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from octavo_engine import contract
 from octavo_engine.server.errors import ApiError
 from octavo_engine.server.protocol import page, tables
-from octavo_engine.server.protocol.fields import Field, Treatment, read_fields
+from octavo_engine.server.protocol.fields import Field, Treatment, read_fields, schema_of
 from tests.server.double import EOS, FIRST_PIECE, Script, double
 from tests.server.launch import Server, read_stream
 from tests.server.test_refusals import check_error
@@ -127,6 +128,26 @@ def test_honoured_fields_have_their_effect(server: Server, path: str, name: str)
     with_it = summary(server.post(path, {**BODIES[path], **fields}).json())
     assert with_it != summary(server.post(path, {**BODIES[path], **without}).json())
     assert with_it == summary(server.post(path, {**BODIES[path], **fields}).json()), "and the same each time"
+
+
+def bounds() -> list[Any]:
+    """Each number with the smallest and the largest value that is allowed."""
+    cases = []
+    for path, table in TABLES.items():
+        for field in table.values():
+            schema = schema_of(field.read)
+            if field.treatment is Treatment.HONOURED and schema.get("type") in ("number", "integer"):
+                low = schema["minimum"] if "minimum" in schema else math.nextafter(schema["exclusiveMinimum"], 1)
+                cases += [(path, field.name, low), (path, field.name, schema["maximum"])]
+    return cases
+
+
+@pytest.mark.parametrize(("path", "name", "value"), bounds())
+def test_b08_what_is_barely_allowed_breaks_nothing(quiet: Server, path: str, name: str, value: float) -> None:
+    """It is answered, or contradicts another field; the first letter ends the text."""
+    body = {**BODIES[path], "temperature": 1, "stop_token_ids": [*range(256)], name: value}
+    answer = quiet.post(path, body)
+    assert answer.status_code in (200, 400), answer.text
 
 
 COVERED_ELSEWHERE = {

@@ -112,8 +112,8 @@ def test_b07_what_is_no_finite_number_is_refused(quiet: Server, quiet_texts: lis
             body = f'{{"prompt": "p", "max_tokens": 2, "logit_bias": {{"5": {value}}}}}'
             check_error(quiet.post_bytes(COMPLETIONS, body.encode()))
         for name, value in (
-            ("repetition_penalty", 0), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("temperature", -1),
-            ("temperature", 2.5), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
+            ("repetition_penalty", 0), ("repetition_penalty", 1e-9), ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1),
+            ("temperature", -1), ("temperature", 2.5), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
         ):  # fmt: skip
             assert check_error(quiet.post(COMPLETIONS, {"prompt": "p", name: value}))["param"] == name
 

@@ -46,6 +46,8 @@ from octavo_engine.server.protocol.tools import (
 )
 
 MAX_INT32: Final = 2**31 - 1
+MIN_REPETITION_PENALTY: Final = 0.01
+"""Logits are divided by it: what is hardly above 0 makes them infinite."""
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
@@ -176,7 +178,7 @@ _SAMPLING: Final[tuple[Field, ...]] = (
     honoured("min_p", number(0, 1), 0.0),
     honoured("presence_penalty", number(-2, 2), 0.0),
     honoured("frequency_penalty", number(-2, 2), 0.0),
-    honoured("repetition_penalty", number(0, 10, above=True), 1.0),
+    honoured("repetition_penalty", number(MIN_REPETITION_PENALTY, 10), 1.0),
     honoured("logit_bias", _logit_bias, {}),
     honoured("allowed_token_ids", list_of(_token_id, 1, MAX_INT32), []),
     honoured("seed", integer(-(2**63), 2**63 - 1)),
