@@ -35,6 +35,7 @@ from octavo_engine.ipc.messages import (
 )
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.cgroup import compute_threads
+from octavo_engine.worker.guardian import Endpoint
 from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.start import Engine, build_engine
 
@@ -187,16 +188,8 @@ def run_engine(
     engine: Engine, config: EngineConfig, items: Sequence[Item], tell: Tell | None = None, score: bool = False
 ) -> RunResult:
     """Run the items on an engine to their ends, and leave it idle. Raises BenchError."""
-    executor = ObservingExecutor(engine.executor(), engine.scheduler)
     client = _Client(items, tell, score)
-    gc.collect()
-    # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
-        try:
-            thread.submit(engine.loop(config, executor, client).run).result()
-        finally:
-            executor.close()
-    _assert_idle(engine.scheduler)
+    seen = run_loop(engine, config, client)
     return RunResult(
         seconds=client.ended - client.began,
         prompt_tokens=sum(len(item.prompt) for item in items),
@@ -204,10 +197,24 @@ def run_engine(
         ttft=[first - client.began for first in client.first],
         itl=client.gaps,
         tokens=[tuple(tokens) for tokens in client.tokens],
-        observed=executor.seen,
+        observed=seen,
         snapshot=client.snapshot,
         logprobs=client.logprobs,
     )
+
+
+def run_loop(engine: Engine, config: EngineConfig, endpoint: Endpoint) -> Observed:
+    """Run an engine's loop until `endpoint` says `Shutdown`, and leave it idle. Raises BenchError if it is not."""
+    executor = ObservingExecutor(engine.executor(), engine.scheduler)
+    gc.collect()
+    # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
+        try:
+            thread.submit(engine.loop(config, executor, endpoint).run).result()
+        finally:
+            executor.close()
+    _assert_idle(engine.scheduler)
+    return executor.seen
 
 
 def _assert_idle(scheduler: Lifecycle) -> None:
