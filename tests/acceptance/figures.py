@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.markup import escape
+from rich.table import Table
+
 from .running import PYTHON, Ran, run
 
 
@@ -54,3 +57,14 @@ def at_most(line: int, what: str, value: float | None, goal: float, ran: Ran, fo
 def without_promises(figures: Sequence[Figure]) -> list[Figure]:
     """Return the figures of a short form: what depends on the machine's speed is told and not judged."""
     return [figure._replace(held=None) if figure.held is not None else figure for figure in figures]
+
+
+def figure_table(figures: Sequence[Figure]) -> Table:
+    """Return the figures beside their goals, and whether they are reached."""
+    table = Table(show_lines=False)
+    for heading in ("line", "what", "figure", "goal", ""):
+        table.add_column(heading, overflow="fold")
+    for figure in figures:
+        verdict = {True: "[green]holds", False: "[red]falls short", None: "not judged"}[figure.held]
+        table.add_row(str(figure.line), *map(escape, (figure.what, figure.figure, figure.goal)), verdict)
+    return table

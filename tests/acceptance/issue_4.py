@@ -13,11 +13,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from octavo_engine.bench.machine import describe_machine
 
-from .figures import Figure, without_promises
+from .figures import Figure, figure_table, without_promises
 from .lines_4 import LINES, Settings
 
 
@@ -43,7 +42,7 @@ def main(
             json_file.write_text(json.dumps([figure._asdict() for figure in found], indent=2))
     terminal = Console()
     out = Console(width=terminal.width if terminal.is_terminal else 160)
-    out.print(_table(found))
+    out.print(figure_table(found))
     out.print(describe_machine().sentence(), highlight=False)
     raise typer.Exit(0 if all(figure.held is not False for figure in found) else 1)
 
@@ -52,16 +51,6 @@ def run_line(line: int, settings: Settings) -> list[Figure]:
     """Return a line's figures; those of the short form promise nothing that depends on the machine."""
     figures = list(LINES[line](settings))
     return without_promises(figures) if settings.short else figures
-
-
-def _table(figures: list[Figure]) -> Table:
-    table = Table(show_lines=False)
-    for heading in ("line", "what", "figure", "goal", ""):
-        table.add_column(heading, overflow="fold")
-    for figure in figures:
-        verdict = {True: "[green]holds", False: "[red]falls short", None: "not judged"}[figure.held]
-        table.add_row(str(figure.line), figure.what, figure.figure, figure.goal, verdict)
-    return table
 
 
 if __name__ == "__main__":
