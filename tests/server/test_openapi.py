@@ -16,7 +16,7 @@ from octavo_engine.server.app import public_application
 from octavo_engine.server.counters import Counters
 from octavo_engine.server.engine_client import EngineClient
 from octavo_engine.server.lifecycle import Lifecycle
-from octavo_engine.server.protocol import openapi, tables
+from octavo_engine.server.protocol import openapi
 from octavo_engine.server.protocol.fields import Field, Treatment, Unreadable, schema_of
 from octavo_engine.server.settings import ServerSettings
 from octavo_engine.server.state import ServerState
@@ -25,9 +25,9 @@ from tests.server.launch import Server
 
 DOCUMENT = openapi.document(("one", "two"), "1.2.3", keys=False, vocab_size=None)
 HONOURED = {
-    f"{name}.{field.name}": field
-    for name in ("COMPLETIONS", "CHAT", "RESPONSES", "EMBEDDINGS", "TOKENIZE", "DETOKENIZE")
-    for field in getattr(tables, name).values()
+    f"{operation.path} {field.name}": field
+    for operation in openapi.OPERATIONS
+    for field in (operation.table or {}).values()
     if field.treatment is Treatment.HONOURED
 }
 
@@ -199,19 +199,19 @@ def test_nothing_taken_is_forbidden_whatever_it_is(value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("COMPLETIONS.temperature", 2.1),
-        ("COMPLETIONS.top_p", 0),
-        ("COMPLETIONS.n", 0),
-        ("COMPLETIONS.n", "1"),
-        ("COMPLETIONS.stream", 1),
-        ("COMPLETIONS.stop", ["a"] * 5),
-        ("COMPLETIONS.prompt", []),
-        ("COMPLETIONS.logit_bias", {"x": 1}),
-        ("COMPLETIONS.guided_regex", ""),
-        ("CHAT.messages", []),
-        ("CHAT.messages", [{"role": "user"}]),
-        ("CHAT.tool_choice", "any"),
-        ("DETOKENIZE.tokens", [-1]),
+        ("/v1/completions temperature", 2.1),
+        ("/v1/completions top_p", 0),
+        ("/v1/completions n", 0),
+        ("/v1/completions n", "1"),
+        ("/v1/completions stream", 1),
+        ("/v1/completions stop", ["a"] * 5),
+        ("/v1/completions prompt", []),
+        ("/v1/completions logit_bias", {"x": 1}),
+        ("/v1/completions guided_regex", ""),
+        ("/v1/chat/completions messages", []),
+        ("/v1/chat/completions messages", [{"role": "user"}]),
+        ("/v1/chat/completions tool_choice", "any"),
+        ("/detokenize tokens", [-1]),
     ],
 )
 def test_the_document_says_what_is_refused(name: str, value: Any) -> None:
