@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from octavo_engine.model.adapter import adapted_shapes
+from octavo_engine.model.names import huggingface_name
+from octavo_engine.model.spec import ModelSpec
+
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -31,6 +35,22 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(stated | config))
+    return folder
+
+
+def write_adapter_for(folder: Path, spec: ModelSpec, seed: int = 0, rank: int = 4) -> Path:
+    """Write an adapter of every projection of an architecture, whatever its weights are stored as."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for index, layer in enumerate(spec.layers):
+        for part, (n, k) in adapted_shapes(spec, layer).items():
+            module = huggingface_name(f"layers.{index}.{part}.weight", spec.architecture).removesuffix(".weight")
+            a, b = rng.normal(0, 1, (rank, k)) / k**0.5, rng.normal(0, 0.2, (n, rank))
+            tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(np.float32)
+            tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return folder
 
 

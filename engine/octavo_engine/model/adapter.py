@@ -57,7 +57,7 @@ def open_adapter(folder: Path, spec: ModelSpec) -> Adapter:
     factors = _factors(SafetensorsFile(folder / WEIGHTS), folder, spec)
     parts = {name: _part(name, module, a, b, config) for name, (module, a, b) in factors.items()}
     for name, part in parts.items():
-        _check_shape(name, part, _shapes(spec, spec.layers[int(name.split(".")[1])])[name.split(".")[2]])
+        _check_shape(name, part, adapted_shapes(spec, spec.layers[int(name.split(".")[1])])[name.split(".")[2]])
     return Adapter(model_digest((folder / CONFIG, folder / WEIGHTS)), parts)
 
 
@@ -84,7 +84,7 @@ def _factors(file: SafetensorsFile, folder: Path, spec: ModelSpec) -> dict[str, 
     ours = {
         huggingface_name(f"layers.{index}.{part}.weight", spec.architecture).removesuffix(".weight"): (index, part)
         for index, layer in enumerate(spec.layers)
-        for part in _shapes(spec, layer)
+        for part in adapted_shapes(spec, layer)
     }
     found: dict[str, dict[str, QTensor]] = {}
     for name in sorted(file.header):
@@ -125,7 +125,7 @@ def _stated(patterns: Mapping[str, Any] | None, module: str, otherwise: Any) -> 
     return otherwise
 
 
-def _shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, int]]:
+def adapted_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, int]]:
     """Return [out features, in features] of the projections that may be adapted."""
     attention, hidden, inner = layer.attention, spec.hidden_size, layer.mlp.intermediate_size
     shapes = {

@@ -18,6 +18,8 @@ LONGEST_ANSWER: Final = 24
 """Tokens. Long enough to be preempted three times."""
 _PROMPTS: Final = ((1, 15), (16, 16), (17, 70), (71, 180))
 _SYSTEM_PROMPTS, _SYSTEM_TOKENS = 4, 37
+ADAPTERS: Final = 3
+"""In the slots from 0 on."""
 
 
 class Ids(NamedTuple):
@@ -87,8 +89,13 @@ KINDS: Final[dict[str, Callable[[random.Random, Ids], dict[str, Any]]]] = {
     "grammar": lambda draw, ids: {"temperature": 1.0, "grammar": draw.choice(GRAMMARS), "logprobs": 2},
     "scored": lambda draw, ids: {"temperature": 0.0, "logprobs": 20, "prompt_logprobs": 2},
     "biased": _biased,
+    "adapted": lambda draw, ids: {
+        "temperature": draw.choice([0.0, 1.0]),
+        "adapter": draw.randrange(ADAPTERS),
+        "logprobs": 1,
+    },
 }
-"""What a request of each kind asks for beside prompt and length: sampling, `n`, `prompt_logprobs`, `stop`."""
+"""What a request of each kind asks for beside prompt and length: sampling, `n`, scores, `adapter`, `stop`."""
 
 
 def make(count: int, seed: int, ids: Ids) -> list[Asked]:
@@ -112,6 +119,7 @@ def _ask(index: int, kind: str, draw: random.Random, systems: Sequence[list[int]
         prompt=np.array(prompt, dtype="<i4").tobytes(),
         n=fields.pop("n", 1),
         prompt_logprobs=fields.pop("prompt_logprobs", -1),
+        adapter=fields.pop("adapter", -1),
         stop=StopRule(max_tokens=draw.randint(SHORTEST_ANSWER, LONGEST_ANSWER), **stop),
         sampling=SamplingParams(seed=draw.getrandbits(64), **fields),
     )

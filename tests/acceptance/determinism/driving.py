@@ -11,7 +11,16 @@ import msgspec
 
 from octavo_engine.bench.harness import run_loop
 from octavo_engine.ipc.config import EngineConfig
-from octavo_engine.ipc.messages import Shutdown, Snapshot, Step, Submit, ToEngine, ToServer
+from octavo_engine.ipc.messages import (
+    AdapterLoaded,
+    LoadAdapter,
+    Shutdown,
+    Snapshot,
+    Step,
+    Submit,
+    ToEngine,
+    ToServer,
+)
 from octavo_engine.worker.start import Engine
 
 from .asking import Asked
@@ -25,13 +34,20 @@ class Heard(NamedTuple):
     snapshot: Snapshot
 
 
-def drive(engine: Engine, config: EngineConfig, asked: Sequence[Asked], at_once: int, passes: int) -> Heard:
+def drive(
+    engine: Engine,
+    config: EngineConfig,
+    asked: Sequence[Asked],
+    at_once: int,
+    passes: int,
+    adapters: Sequence[str] = (),
+) -> Heard:
     """Ask an engine; return what the last pass was told.
 
     at_once: requests open at the same time, 0 for all. passes: how often all of them are asked, one pass after the
-    other. Raises NotTold, BenchError.
+    other. adapters: folders, loaded into the slots from 0 on before anything is asked. Raises NotTold, BenchError.
     """
-    client = _Client([each.submit for each in asked], at_once, passes)
+    client = _Client([each.submit for each in asked], at_once, passes, adapters)
     run_loop(engine, config, client)
     assert client.snapshot is not None
     return Heard(client.listener.told, client.snapshot)
@@ -40,11 +56,13 @@ def drive(engine: Engine, config: EngineConfig, asked: Sequence[Asked], at_once:
 class _Client:
     """`Endpoint` that is its own API process."""
 
-    def __init__(self, submits: Sequence[Submit], at_once: int, passes: int) -> None:
+    def __init__(self, submits: Sequence[Submit], at_once: int, passes: int, adapters: Sequence[str]) -> None:
         self._submits = submits
         self._at_once = at_once
         self._passes = passes
         self._passed = 0
+        self._to_load = [LoadAdapter(slot, folder) for slot, folder in enumerate(adapters)]
+        self._loading = len(self._to_load)
         self._to_send: deque[Submit] = deque()
         self._choices: dict[int, int] = {}
         """Of the requests that are open, how many have not ended."""
@@ -54,6 +72,8 @@ class _Client:
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         """Return what the loop has not seen yet. It asks with patience when there is nothing else left to do."""
+        if self._loading:
+            return self._load(timeout_seconds)
         if timeout_seconds > 0 and not self._choices and not self._to_send:
             if self._passed == self._passes:
                 return [Shutdown()]
@@ -64,6 +84,14 @@ class _Client:
             self._choices[submit.request] = submit.n
             messages.append(submit)
         if timeout_seconds > 0 and not messages:
+            self._woken.wait(timeout_seconds)
+        self._woken.clear()
+        return messages
+
+    def _load(self, timeout_seconds: float) -> list[ToEngine]:
+        messages: list[ToEngine] = [*self._to_load]
+        self._to_load.clear()
+        if not messages:
             self._woken.wait(timeout_seconds)
         self._woken.clear()
         return messages
@@ -83,6 +111,8 @@ class _Client:
     def send(self, message: ToServer) -> None:
         """Take a message in. Raises NotTold."""
         self.listener.take(message)
+        if isinstance(message, AdapterLoaded):
+            self._loading -= 1
         if not isinstance(message, Step):
             return
         self.snapshot = message.snapshot

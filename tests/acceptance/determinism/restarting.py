@@ -12,7 +12,7 @@ import msgspec
 
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.launch import launch_engine
-from octavo_engine.ipc.messages import Loaded, Shutdown
+from octavo_engine.ipc.messages import AdapterLoaded, LoadAdapter, Loaded, Shutdown
 from octavo_engine.ipc.transport import ServerEndpoint
 
 from .asking import Asked
@@ -28,25 +28,38 @@ class _Running(NamedTuple):
     endpoint: ServerEndpoint
 
 
-def tell_after_a_kill(config: EngineConfig, asked: Sequence[Asked]) -> dict[Key, Told]:
+def tell_after_a_kill(config: EngineConfig, asked: Sequence[Asked], adapters: Sequence[str]) -> dict[Key, Told]:
     """Ask one engine process, kill it when a third has been answered, and ask another one all of it.
 
     Call it from the main thread. Raises NotTold.
     """
-    return asyncio.run(_tell(config, asked))
+    return asyncio.run(_tell(config, asked, adapters))
 
 
-async def _tell(config: EngineConfig, asked: Sequence[Asked]) -> dict[Key, Told]:
+async def _tell(config: EngineConfig, asked: Sequence[Asked], adapters: Sequence[str]) -> dict[Key, Told]:
     choices = sum(each.submit.n for each in asked)
     async with _engine(config) as first:
+        await _load(first.endpoint, adapters)
         await _listen(first.endpoint, asked, choices // 3)
         first.process.kill()
         first.process.wait()
     async with _engine(config) as second:
+        await _load(second.endpoint, adapters)
         told = await _listen(second.endpoint, asked, choices)
         second.endpoint.send(Shutdown())
         await asyncio.to_thread(second.process.wait, STOP_SECONDS)
     return told
+
+
+async def _load(endpoint: ServerEndpoint, adapters: Sequence[str]) -> None:
+    for slot, folder in enumerate(adapters):
+        endpoint.send(LoadAdapter(slot, folder))
+    listener, loaded = Listener(), 0
+    while loaded < len(adapters):
+        async with asyncio.timeout(SILENCE_SECONDS):
+            message = await endpoint.receive()
+        listener.take(message)
+        loaded += isinstance(message, AdapterLoaded)
 
 
 async def _listen(endpoint: ServerEndpoint, asked: Sequence[Asked], enough: int) -> dict[Key, Told]:

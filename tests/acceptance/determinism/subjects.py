@@ -13,12 +13,14 @@ from unittest import mock
 from octavo_engine.contract import ENV_CACHE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.vocabulary import Vocabulary, write_vocabulary
+from octavo_engine.model.checkpoint import open_checkpoint
 from octavo_engine.model.pull import pull
 from octavo_engine.server.tokenizer import load_tokenizer
 from octavo_kernels.cpu import variants
+from tests.model.adapters import write_adapter_for
 from tests.worker.backends import VOCAB, write_random_llama
 
-from .asking import MAX_MODEL_LEN, Ids
+from .asking import ADAPTERS, MAX_MODEL_LEN, Ids
 from .circumstances import BASE
 
 BUNDLED: Final = "bundled://smollm2-135m-instruct"
@@ -50,10 +52,11 @@ class Subject(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A subject's configuration, its files in place, and the ids it may be asked with."""
+    """A subject's configuration, its files in place, the ids it may be asked with, and the folders of its adapters."""
 
     config: EngineConfig
     ids: Ids
+    adapters: tuple[str, ...]
 
 
 def subjects() -> list[Subject]:
@@ -93,7 +96,9 @@ def prepared(subject: Subject) -> Iterator[Prepared]:
             log_level="warning",
             **{**BASE, **PRECISIONS.get(subject.precision, {})},
         )
-        yield Prepared(config, ids)
+        spec = open_checkpoint(path).spec
+        made = (write_adapter_for(folder / f"adapter-{slot}", spec, seed=slot) for slot in range(ADAPTERS))
+        yield Prepared(config, ids, tuple(map(str, made)))
 
 
 def _small_vocabulary() -> Vocabulary:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from octavo_engine.ipc.messages import Failed, Refused, Step, ToServer
+from octavo_engine.ipc.messages import AdapterFailed, Failed, Refused, Step, ToServer
 from octavo_engine.ipc.scores import read_scores, record_bytes
 
 from .asking import Asked
@@ -43,7 +43,7 @@ class Listener:
         """Take one message in. Raises NotTold."""
         if isinstance(message, Refused):
             raise NotTold(f"request {message.request} was refused: {message.detail}")
-        if isinstance(message, Failed):
+        if isinstance(message, Failed | AdapterFailed):
             raise NotTold(message.detail)
         for output in message.outputs if isinstance(message, Step) else ():
             key = output.request - self._first, output.choice

@@ -78,6 +78,7 @@ class _Trial:
     def __init__(self, ready: Prepared, asked: Sequence[Asked], seed: int) -> None:
         self.harness = Harness(ready.config, lambda stage, fraction: None)
         self._asked = asked
+        self._adapters = ready.adapters
         self._seed = seed
         self._expected: dict[Key, Told] = {}
         layout = self.harness.model.executable.layout
@@ -91,7 +92,7 @@ class _Trial:
         changes = {**circumstance.changes, "kv_cache_memory": self._pool_blocks(circumstance) * self._block_bytes}
         if circumstance.killed:
             config = msgspec.structs.replace(self.harness.config, **changes)
-            told = tell_after_a_kill(config, self._asked)
+            told = tell_after_a_kill(config, self._asked, self._adapters)
             return told, "a process was killed", first_difference(self._asked, self._expected, told)
         heard, fewest = self._drive(circumstance, changes)
         if circumstance is REFERENCE:
@@ -113,7 +114,7 @@ class _Trial:
         if circumstance.preempted or circumstance.drafts:
             engine, scheduler = self._disturbed(engine, circumstance)
         config: EngineConfig = msgspec.structs.replace(self.harness.config, **changes)
-        heard = drive(engine, config, self._asked, circumstance.at_once, circumstance.passes)
+        heard = drive(engine, config, self._asked, circumstance.at_once, circumstance.passes, adapters=self._adapters)
         return heard, min(scheduler.counts) if scheduler is not None else 0
 
     def _disturbed(self, engine: Engine, circumstance: Circumstance) -> tuple[Engine, PreemptingScheduler | None]:
