@@ -68,9 +68,12 @@ TERMINATION_MARGIN_SECONDS: Final = 15
 ENGINE_RESTARTS: Final = 3
 """How often a server starts its engine process again within ENGINE_RESTART_WINDOW_SECONDS before it gives up."""
 ENGINE_RESTART_WINDOW_SECONDS: Final = 600
-HEALTH_TIMEOUT_SECONDS: Final = 20.0
-"""Silence of the engine, beyond its longest step, after which it counts as hung. `/health` promises to tell within
-30 s: that leaves ten for the step."""
+HANG_SECONDS: Final = 30
+"""Within which `/health` tells of an engine that hangs."""
+HEALTH_TIMEOUT_SECONDS: Final = HANG_SECONDS - 10.0
+"""Silence of the engine, beyond its longest step, after which it counts as hung: ten seconds are left for the step."""
+LOOP_TIMEOUT_SECONDS: Final = 60.0
+"""How long the API process's event loop may stand still before the process ends."""
 SCRAPE_TIMEOUT_SECONDS: Final = 1.0
 RETRY_AFTER_SECONDS: Final = 1
 

@@ -165,6 +165,11 @@ def test_a_slow_load_has_a_budget_and_an_open_port_is_not_ready() -> None:
     assert deployment["spec"]["progressDeadlineSeconds"] == 660
 
 
+def test_an_engine_that_is_started_again_is_waited_for() -> None:
+    liveness = engine(rollout={"startupTimeoutSeconds": 600})["livenessProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= contract.HANG_SECONDS + 600
+
+
 def test_the_kubelet_waits_longer_than_the_drain() -> None:
     template = pod(rollout={"drainTimeoutSeconds": 900})
     grace = template["terminationGracePeriodSeconds"]

@@ -43,6 +43,7 @@ from octavo_engine.server.supervisor import RestartBudget, Supervisor
 from octavo_engine.server.threads import in_thread
 from octavo_engine.server.tokenize_pool import TokenizePool, TokenizerUnavailable
 from octavo_engine.server.tokenizer import TextModel, TokenizerError, load_tokenizer
+from octavo_engine.server.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,8 @@ class ApiProcess:
             asyncio.create_task(server._serve([bound])) for server, bound in zip(servers, (public, admin), strict=True)
         ]
         try:
-            return await self._serve(client, _url(public))
+            with Watchdog(asyncio.get_running_loop(), contract.LOOP_TIMEOUT_SECONDS):
+                return await self._serve(client, _url(public))
         finally:
             for server in servers:
                 server.should_exit = True

@@ -14,7 +14,6 @@ from octavo_operator.plan.volumes import ADAPTERS_CONFIG, ADAPTERS_FILE, CACHE, 
 STARTUP_PERIOD_SECONDS: Final = 2
 READINESS_PERIOD_SECONDS: Final = 5
 LIVENESS_PERIOD_SECONDS: Final = 10
-LIVENESS_FAILURES: Final = 6
 
 
 def engine_container(
@@ -94,7 +93,11 @@ def _environment(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
 
 
 def _probes(spec: InferenceServiceSpec) -> dict[str, Any]:
-    """Return the probes. An open port is not a loaded model: the startup probe waits for `/ready`, with a budget."""
+    """Return the probes. An open port is not a loaded model: the startup probe waits for `/ready`, with a budget.
+
+    An engine that dies is started again within its pod, which takes as long as the first start: the liveness probe
+    waits for that, hang included. An API process that hangs ends by itself.
+    """
     budget = spec.rollout.startup_timeout_seconds
     return {
         "startupProbe": {
@@ -113,7 +116,7 @@ def _probes(spec: InferenceServiceSpec) -> dict[str, Any]:
             "httpGet": {"path": contract.PATH_HEALTH, "port": "http"},
             "periodSeconds": LIVENESS_PERIOD_SECONDS,
             "timeoutSeconds": 5,
-            "failureThreshold": LIVENESS_FAILURES,
+            "failureThreshold": math.ceil((contract.HANG_SECONDS + budget) / LIVENESS_PERIOD_SECONDS),
         },
     }
 
