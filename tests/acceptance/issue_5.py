@@ -20,7 +20,7 @@ from .lines_5 import LINES, SCRIPTED, Settings
 
 
 def main(
-    lines: Annotated[list[int] | None, typer.Argument(help="2 to 5; all of them if none is given.")] = None,
+    lines: Annotated[list[int] | None, typer.Argument(help="1 to 7; all of them if none is given.")] = None,
     short: Annotated[bool, typer.Option("--short", help="Seconds each.")] = False,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     model: Annotated[str, typer.Option(help="Of line 2, such as bundled://smollm2-135m-instruct.")] = SCRIPTED,

@@ -13,14 +13,16 @@ from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 from typing import Final, NamedTuple
 
+from tests.model import exactness
 from tests.server.launch import serving
 
-from . import engine_kills, schema_cases, storm
+from . import engine_kills, likelihoods, schema_cases, storm
 from .determinism import table
 from .determinism.trying import Cell, digests_by_precision
 from .engine_kills import Trial
 from .figures import Figure
 from .rough_clients import ACTS
+from .running import PYTHON, Ran, pytest, run
 from .schema_cases import Cases
 from .steady_streams import SteadyStreams
 from .storm import Aftermath
@@ -39,6 +41,11 @@ class Settings(NamedTuple):
     seed: int = 0
     model: str = SCRIPTED
     progress: Path | None = None
+
+
+def line_1(settings: Settings) -> Iterator[Figure]:
+    """OpenAI's own client against a server."""
+    yield _passed(1, pytest("tests/server/test_openai_client.py", "tests/server/test_embeddings.py"))
 
 
 def line_2(settings: Settings) -> Iterator[Figure]:
@@ -77,7 +84,39 @@ def line_5(settings: Settings) -> Iterator[Figure]:
     yield from _timed(began, of_kills(trial, times))
 
 
-LINES: Final[dict[int, Callable[[Settings], Iterator[Figure]]]] = {2: line_2, 3: line_3, 4: line_4, 5: line_5}
+def line_6(settings: Settings) -> Iterator[Figure]:
+    """Every architecture's logits, and real weights' greedy texts, beside `transformers`."""
+    yield _passed(6, pytest("tests/model/test_against_transformers.py", "tests/model/test_adapters.py"))
+    for model in () if settings.short else exactness.MODELS:
+        ran = run([PYTHON, "-m", "tests.model.exactness", "--model", model])
+        shown = ran.line("tokens equal")
+        yield Figure(6, f"greedy tokens of {model} before a first difference", shown, "all", ran.code == 0, ran.seconds)
+
+
+def line_7(settings: Settings) -> Iterator[Figure]:
+    """lm-eval's log-likelihoods over HTTP and by `transformers`, on the same float32 weights."""
+    if settings.short:
+        return
+    began = time.monotonic()
+    found = likelihoods.compare()
+    difference, most = found.largest_difference, likelihoods.TOLERANCE
+    what = f"largest difference of {len(found.served)} log-likelihoods"
+    figures = [
+        Figure(7, what, f"{difference:.1e}", f"≤ {most:.0e}", difference <= most),
+        Figure(7, "what greedy decoding would write", str(found.greedy_agrees), "the same", found.greedy_agrees),
+    ]
+    yield from _timed(began, figures)
+
+
+LINES: Final[dict[int, Callable[[Settings], Iterator[Figure]]]] = {
+    1: line_1,
+    2: line_2,
+    3: line_3,
+    4: line_4,
+    5: line_5,
+    6: line_6,
+    7: line_7,
+}
 
 
 # --- From what was seen to figures --------------------------------------------------------------------------------
@@ -150,6 +189,10 @@ def _none(line: int, what: str, faults: Sequence[str]) -> Figure:
     """Return a figure that holds if there is nothing to tell; else the first of what there is."""
     shown = "\n".join([str(len(faults)), *(fault[:SHOWN_CHARACTERS] for fault in faults[:SHOWN_FAULTS])])
     return Figure(line, what, shown, "0", not faults)
+
+
+def _passed(line: int, ran: Ran) -> Figure:
+    return Figure(line, ran.command, ran.line(r"passed|failed|error"), "all pass", ran.code == 0, ran.seconds)
 
 
 def _same(line: int, what: str, same: bool) -> Figure:
