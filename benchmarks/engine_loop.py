@@ -18,6 +18,7 @@ import pstats
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from numpy.typing import NDArray
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Loaded, Refused, SamplingParams, Shutdown, Snapshot, Step, StopRule, Submit
 from octavo_engine.ipc.transport import EngineEndpoint, ServerEndpoint
+from octavo_engine.model.spec import UnsupportedModelError
 from octavo_engine.worker.backends.scripted import ScriptedKV
-from octavo_engine.worker.executable import ALL, ModelStep
+from octavo_engine.worker.executable import ALL, ModelStep, OpenedAdapter
 from octavo_engine.worker.load import LoadedModel
 from octavo_engine.worker.start import build_engine
 
@@ -51,6 +53,12 @@ class StatedModel:
 
     def kernel_seconds(self) -> float:
         return self._inside
+
+    def open_adapter(self, folder: Path) -> OpenedAdapter:
+        raise UnsupportedModelError("This model computes nothing, and has no adapters.")
+
+    def set_adapter(self, slot: int, adapter: OpenedAdapter | None) -> None:
+        """There is none."""
 
     def plan(self, step: ModelStep) -> ModelStep:
         return step
