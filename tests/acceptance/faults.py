@@ -41,6 +41,8 @@ TESTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "B07": ("NaN, Infinity and zero", (f"{_REFUSALS}test_b07_",)),
     "B08": ("integer ranges and types", (f"{_REFUSALS}test_b08_",)),
     "B09": ("the error path itself", (f"{_REFUSALS}test_b09_",)),
+    "B11": ("log-probabilities and echo", ("tests/server/test_logprobs.py",)),
+    "B13": ("seeds and neighbours", ("tests/server/test_seeds.py::test_b13_",)),
     "B14": (
         "usage in streams",
         (
@@ -60,7 +62,19 @@ TESTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             f"{_FIELDS}test_unknown_extras_are_tolerated",
         ),
     ),
-    "B17": ("chat templates and message shapes", (f"{_FIELDS}test_b17_", "tests/tokenizer/test_chat.py")),
+    "B17": (
+        "chat templates and message shapes",
+        (f"{_FIELDS}test_b17_", "tests/server/test_tool_fields.py::test_b17_", "tests/tokenizer/test_chat.py"),
+    ),
+    "B18": (
+        "tool calls across chunks",
+        ("tests/server/test_tool_call_parsers.py::test_b18_", "tests/server/test_tool_calls.py::test_b18_"),
+    ),
+    "B19": (
+        "schemas and grammars",
+        ("tests/server/test_constraints.py::test_b19_", "tests/server/test_structured_output.py::test_b19_"),
+    ),
+    "B21": ("keys and paths", ("tests/server/test_keys.py::test_b21_",)),
     "B22": ("client gone, generation goes on", (f"{_LEAVING}test_b22_",)),
     "B23": (
         "overload and amplification",
@@ -78,6 +92,14 @@ TESTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
             f"{_LIMITS}test_a_prompt_that_leaves_no_room_for_a_token_is_refused_and_others_go_on",
             f"{_PREEMPTION}test_progress_on_a_pool_of_one_longest_sequence",
             f"{_PREEMPTION}test_the_last_one_waits_for_blocks_rather_than_preempt_itself",
+        ),
+    ),
+    "B25": (
+        "the cache crosses adapters",
+        (
+            "tests/worker/test_adapters.py::test_each_request_has_its_own_adapters_text",
+            "tests/worker/test_adapters.py::test_the_cache_knows_an_adapter_by_its_content",
+            "tests/server/test_adapters.py::test_adapters_are_models_while_they_are_loaded",
         ),
     ),
     "B28": (
