@@ -34,7 +34,7 @@ ODD_PATHS = (
 WRONG: dict[str, list[tuple[str, str | bytes]]] = {
     "none": [],
     "empty": [("authorization", "")],
-    "no key": [("authorization", "Bearer ")],
+    "no key": [("authorization", "Bearer")],
     "another": [("authorization", "Bearer sk-octavo-sesame")],
     "a part of it": [("authorization", f"Bearer {KEY[:-1]}")],
     "more than it": [("authorization", f"Bearer {KEY}x")],
