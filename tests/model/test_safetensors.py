@@ -25,7 +25,7 @@ def edit(folder: Path, **changes: Any) -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"quantization_config": {"quant_method": "gptq"}}, "[Qq]uantised"),
         ({"num_key_value_heads": 4}, "do not divide"),
         ({"hidden_size": None}, "hidden_size"),
