@@ -29,10 +29,12 @@ class Environment:
     def __init__(self, root: Path, name: str) -> None:
         """Know the folder; nothing is made."""
         self.name = name
-        self.folder = root / name
+        # Commands of the installation run in it: a relative path would mean another place there.
+        self.folder = root.absolute() / name
         self.venv = self.folder / "venv"
         self.log = self.folder / "install.log"
         self._mark = self.folder / "installed.json"
+        self._made_here = self.folder / ".made-by-octavo"
 
     @property
     def python(self) -> Path:
@@ -47,10 +49,22 @@ class Environment:
             return None
 
     def create(self) -> None:
-        """Make an empty environment in place of whatever is there. Raises PeerError."""
+        """Make an empty environment in place of one that was made here. Raises PeerError for anybody else's folder."""
+        if self.folder.exists() and not self._is_ours():
+            raise PeerError(
+                f"{self.folder} is there and no environment of Octavo's, so nothing is installed over it: move it "
+                "away, or name another folder with --environments."
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+        self._made_here.touch()
         self.call(sys.executable, "-m", "venv", str(self.venv))
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is an environment, whole or half installed, or empty."""
+        if not self.folder.is_dir():
+            return False
+        return self._made_here.exists() or self.versions() is not None or not any(self.folder.iterdir())
 
     def finish(self, versions: Mapping[str, str]) -> None:
         """Mark the installation complete."""
