@@ -128,6 +128,20 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path: Path, monkeypat
     assert file_sha256(file) == hashlib.sha256(b"two").hexdigest()
 
 
+@pytest.mark.parametrize("noted", [b"", b"abc", b"\xff\xfe", b"g" * 64, b"a" * 65])
+def test_a_note_that_is_no_digest_is_not_believed(
+    noted: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    right = file_sha256(file)
+    [memo] = (tmp_path / "cache" / "digests").iterdir()
+    memo.write_bytes(noted)
+    assert file_sha256(file) == right
+    assert memo.read_text() == right, "it is noted anew"
+
+
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", "/proc/octavo")
     file = tmp_path / "weights"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ Progress = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 8 * 1024 * 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def file_sha256(path: Path, progress: Progress | None = None, *, offset: int = 0) -> str:
@@ -22,12 +24,20 @@ def file_sha256(path: Path, progress: Progress | None = None, *, offset: int = 0
     It is remembered in the cache by path, size, inode and change time, so that a large file is read once. A cache that
     cannot be written (a read-only root) costs the reading each time, nothing else.
     """
-    try:
-        return _memo(path, offset).read_text("ascii")
-    except OSError:
-        digest = read_sha256(path, progress, offset=offset)
+    if (known := _remembered(path, offset)) is not None:
+        return known
+    digest = read_sha256(path, progress, offset=offset)
     remember_sha256(path, digest, offset=offset)
     return digest
+
+
+def _remembered(path: Path, offset: int) -> str | None:
+    """Return the digest that was noted; what is none is as good as nothing, and is written anew."""
+    try:
+        noted = _memo(path, offset).read_text("latin-1")
+    except OSError:
+        return None
+    return noted if _DIGEST.fullmatch(noted) else None
 
 
 def remember_sha256(path: Path, digest: str, *, offset: int = 0) -> None:
