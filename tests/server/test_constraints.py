@@ -21,6 +21,7 @@ from octavo_engine.server.protocol.constraints import Constraint, read_choice, r
 from octavo_engine.server.protocol.fields import Table, read_fields
 from octavo_engine.server.tokenize_pool import Lane
 from octavo_engine.server.tokenizer import load_tokenizer
+from tests.server.test_tokenize_pool import with_lane
 
 TABLES = [pytest.param(tables.COMPLETIONS, id="completions"), pytest.param(tables.CHAT, id="chat")]
 OBJECT = {"type": "object"}
@@ -263,15 +264,4 @@ def test_a_tokenising_process_outlives_what_costs_too_much() -> None:
         assert isinstance(fine, Prepared)
         assert lane.pid == pid
 
-    async def run() -> None:
-        lane = Lane("scripted://", 0)
-        await lane.start()
-        task = asyncio.create_task(lane.serve())
-        try:
-            await use(lane)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await lane.stop()
-
-    asyncio.run(run())
+    with_lane(use)

@@ -160,7 +160,7 @@ COVERED_ELSEWHERE = {
     "tools": "test_tool_calls", "tool_choice": "test_tool_calls", "parallel_tool_calls": "test_tool_calls",
     "echo": "test_logprobs", "best_of": "test_logprobs", "logprobs": "test_logprobs", "top_logprobs": "test_logprobs",
     "prompt_logprobs": "test_logprobs",
-    "input": "test_responses", "include": "test_responses", "metadata": "test_responses",
+    "input": "test_response_inputs", "include": "test_responses", "metadata": "test_responses",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from tests.server.double import Double, Script, double
 from tests.server.launch import Server, free_port
-from tests.server.test_responses import TOOLS as FLAT_TOOLS
+from tests.server.responding import TOOLS as FLAT_TOOLS
 from tests.server.test_tool_calls import ARGUMENTS, ASK, TIME, TOOLS, WEATHER, answered, called, model, says
 
 FIXED: dict[str, Any] = {"model": "scripted", "max_tokens": 20, "temperature": 0}

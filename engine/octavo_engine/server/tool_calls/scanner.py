@@ -8,6 +8,7 @@ go as content, and once a call's name is known and its arguments begin, they are
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator
 from typing import Final, Literal, NoReturn
 
@@ -60,7 +61,7 @@ def space(character: str) -> Next:
     return character
 
 
-class Scanner:
+class Scanner(ABC):
     """One choice's text. A format implements `_read`."""
 
     def __init__(
@@ -124,8 +125,9 @@ class Scanner:
         """Whether the last call is one to be told."""
         return self._parallel or self.calls == 1
 
+    @abstractmethod
     def _read(self) -> Reading:
-        raise NotImplementedError
+        """Take the text's characters, one after the other."""
 
     def _take(self) -> list[Event]:
         events, self._events = merged(self._events), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from octavo_engine.server.tool_calls.events import Arguments, CallStarted, Event
 Ended = Literal["completed", "incomplete"]
 
 
-class _Item:
+class _Item(ABC):
     """One item, the `index`th. `status` is `in_progress` while it grows."""
 
     def __init__(self, kind: str, index: int) -> None:
@@ -22,9 +23,9 @@ class _Item:
         self.index = index
         self.status = "in_progress"
 
+    @abstractmethod
     def told(self) -> dict[str, Any]:
         """Return the item as it is now."""
-        raise NotImplementedError
 
     def begin(self) -> list[dict[str, Any]]:
         """Return the events of its beginning."""
