@@ -269,16 +269,19 @@ def chat(
     ] = None,
 ) -> None:
     """Talk to a server."""
+    from octavo_engine.commands.api_key import read_api_key
     from octavo_engine.commands.chat import chat as run
 
-    key = api_key_file.read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY")
+    key = read_api_key(api_key_file) if api_key_file else os.environ.get("OPENAI_API_KEY")
     raise typer.Exit(run(url, model, system, key, prompt))
 
 
 @app.command()
 def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Return when the server has gone.")] = False,
-    admin_port: Annotated[int, typer.Option(min=1, max=65535)] = contract.PORT_ADMIN,
+    admin_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The server's admin port on this machine.")
+    ] = contract.PORT_ADMIN,
     timeout: Annotated[
         float, typer.Option(min=0, callback=_finite, help="Longest wait in seconds.")
     ] = contract.termination_grace_seconds(contract.DEFAULT_DRAIN_TIMEOUT_SECONDS),

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from octavo_engine.bench.own_server import own_server
-from octavo_engine.bench.workload import fixed
+from octavo_engine.bench.workload import WorkloadError, fixed
 from octavo_engine.commands import bench_options
 
 URI = "scripted://?blocks=1024&max_len=1024"
@@ -104,7 +104,12 @@ def test_a_trace_keeps_its_own_arrivals_unless_a_rate_is_given(tmp_path):
         (("throughput", URI, "--max-model-len", "9999"), 1, "--max-model-len"),
         (("serve", "http://127.0.0.1:1", "--model", "x"), 1, "Nobody answers"),
         (("serve", "https://x", "--model", "x"), 1, "plain http URL"),
+        (("throughput", URI, "--json", "/nowhere/x.json"), 2, "/nowhere/x.json cannot be written"),
+        (("throughput", URI, "--kv-cache-dtype", "int3"), 2, "'int8', 'bf16'"),
+        (("serve", "http://127.0.0.1:1", "--model", "x", "--rate", "inf"), 2, "is no number to measure with"),
+        (("serve", "http://127.0.0.1:1", "--api-key-file", "/nowhere"), 2, "a file that holds one API key"),
         (("perplexity", URI, "-c", "float13"), 1, "is no configuration"),
+        (("perplexity", URI, "-c", "auto/auto/int4"), 1, "is no configuration"),
         (("perplexity", URI, "--text", "/nowhere"), 1, "cannot be read"),
         (("perplexity", URI, "--windows", "100000"), 1, "fewer --windows"),
     ],
@@ -114,3 +119,27 @@ def test_bad_input_is_answered_with_a_sentence(arguments, code, sentence):
     told = " ".join(ran.stderr.replace("│", " ").split())
     assert sentence in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    "row", ['{"hash_ids": 3, "input_length": 4, "output_length": 4, "timestamp": 0}', "TIMESTAMP\n2023"]
+)
+def test_a_damaged_trace_is_told_of(row, tmp_path):
+    trace = tmp_path / "trace"
+    trace.write_text(row)
+    with pytest.raises(WorkloadError, match="is no trace"):
+        bench_options.workload(str(trace), 10, 300)(0)
+
+
+def test_texts_of_one_name_are_two_texts(tmp_path):
+    for folder, words in (("a", "one two three four " * 90), ("b", "nine eight seven " * 90)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text(words)
+    paths = [str(tmp_path / folder / "x.txt") for folder in "ab"]
+    report = tmp_path / "report.json"
+    texts = [argument for path in paths for argument in ("--text", path)]
+    bench("perplexity", URI, "-c", "auto", "--window", "64", "--windows", "2", *texts, "--json", str(report))
+    rows = json.loads(report.read_text())["figures"]
+    assert [row["text"] for row in rows[-2:]] == paths
+    # The same arithmetic as the reference's: nothing is in excess of it.
+    assert [row["excess"] for row in rows] == [0.0] * len(rows)

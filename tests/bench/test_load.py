@@ -2,9 +2,13 @@
 
 import asyncio
 import math
+import socket
+import threading
+from contextlib import contextmanager
 
 import pytest
 
+from octavo_engine.bench import load as load_module
 from octavo_engine.bench import online, workload
 from octavo_engine.bench.load import LoadResult, Outcome, Target, drive, first_model
 from octavo_engine.bench.own_server import ServerError, own_server, serve_flags
@@ -51,6 +55,46 @@ def test_refused_requests_are_infinite_and_the_others_go_on(server):
     assert found.ttft["p99"] == math.inf
     assert found.slo_attainment == pytest.approx(2 / 3)
     assert "1 failed" in online.table(found).title
+
+
+@contextmanager
+def answering(answer):
+    """A server that reads requests and writes `answer` to each, and keeps its connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        accepted = []
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                accepted.append(connection)
+                threading.Thread(target=reply, args=(connection,), daemon=True).start()
+
+        def reply(connection):
+            while connection.recv(65536):
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        for connection in accepted:
+            connection.close()
+
+
+def test_an_answer_that_is_no_stream_is_a_failure():
+    page = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi"
+    with answering(page) as url:
+        load = asyncio.run(drive(Target(url, "m"), workload.fixed(3, 4, 4, vocab=255), clients=2, probe=False))
+    assert load.failed == 3
+    assert "no event stream" in load.outcomes[0].error
+
+
+def test_a_silent_server_is_told_of(monkeypatch):
+    monkeypatch.setattr(load_module, "FIRST_ANSWER_SECONDS", 0.2)
+    with answering(b"") as url, pytest.raises(ValueError, match="does not answer within 0 s"):
+        asyncio.run(first_model(url))
 
 
 def test_the_server_says_its_first_model(server):

@@ -53,6 +53,7 @@ class Answer(msgspec.Struct):
     status: int = 0
     body: bytes = b""
     """Of an answer that is no stream."""
+    streamed: bool = False
 
 
 class Connection(asyncio.Protocol):
@@ -162,6 +163,7 @@ class Connection(asyncio.Protocol):
         self._chunked = fields.get(b"transfer-encoding") == b"chunked"
         self._left = int(fields[b"content-length"]) if b"content-length" in fields else -1
         self._stream = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._answer.streamed = self._stream
         self._keep = fields.get(b"connection") != b"close"
 
     def _body(self, data: bytes, now: float) -> None:

@@ -21,6 +21,8 @@ from octavo_engine.bench.workload import Item
 
 PROBE_EVERY_SECONDS: Final = 0.1
 REQUEST_SECONDS: Final = 600.0
+FIRST_ANSWER_SECONDS: Final = 10.0
+"""For the list of models, before anything is measured."""
 
 Tell = Callable[[int, int], None]
 """Called with requests ended and requests in all."""
@@ -142,11 +144,15 @@ async def drive(
 async def first_model(url: str, api_key: str = "") -> str:
     """Return the name of the first model a server lists. Raises ValueError, OSError, StreamError."""
     address = parse_url(url)
-    connection = await connect(address)
     try:
-        answer = await connection.request(request_bytes(address, "GET", contract.PATH_MODELS, api_key=api_key))
-    finally:
-        connection.close()
+        async with asyncio.timeout(FIRST_ANSWER_SECONDS):
+            connection = await connect(address)
+            try:
+                answer = await connection.request(request_bytes(address, "GET", contract.PATH_MODELS, api_key=api_key))
+            finally:
+                connection.close()
+    except TimeoutError as error:
+        raise ValueError(f"{url} does not answer within {FIRST_ANSWER_SECONDS:.0f} s: is it an HTTP server?") from error
     try:
         return str(msgspec.json.decode(answer.body)["data"][0]["id"])
     except (msgspec.DecodeError, LookupError, TypeError) as error:
@@ -236,6 +242,8 @@ class _Run:
         if answer.status != 200:
             text = answer.body[:300].decode(errors="replace")
             raise StreamError(f"the server answered {answer.status}: {text}")
+        if not answer.streamed:
+            raise StreamError("the server answered with no event stream, which was asked for")
         return answer
 
     def _outcome(self, item: Item, due: float, answer: Answer) -> Outcome:

@@ -17,7 +17,7 @@ from octavo_engine.bench.harness import BenchError, Harness, Tell
 from octavo_engine.bench.machine import Machine
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.workload import Item
-from octavo_engine.ipc.config import DType, EngineConfig, Quantization
+from octavo_engine.ipc.config import DType, EngineConfig, KVCacheDType, Quantization
 from octavo_engine.model.source import resolve
 from octavo_engine.server.tokenizer import load_tokenizer
 from octavo_engine.worker.load import SCRIPTED_SCHEME
@@ -69,7 +69,7 @@ def read_text(name: str, model: str, count: int, window: int = WINDOW) -> Text:
     if whole < max(1, count):
         raise QualityError(f"{name} has {whole} windows of {window} tokens: give a longer text or fewer --windows.")
     chosen = [index * whole // count for index in range(count)] if count else range(whole)
-    return Text(Path(name).name, [tuple(ids[index * window : (index + 1) * window]) for index in chosen])
+    return Text(name, [tuple(ids[index * window : (index + 1) * window]) for index in chosen])
 
 
 def log_probabilities(harness: Harness, text: Text, tell: Tell | None = None) -> list[float]:
@@ -113,16 +113,17 @@ def measure(
     """Return each configuration's quality on each text, the reference's own first, and the machine they ran on."""
     window = max(len(window) for text in texts for window in text.windows)
     found: list[Quality] = []
-    sums: dict[tuple[str, str], list[float]] = {}
+    sums: dict[tuple[str, int], list[float]] = {}
+    """By configuration and the text's place: two texts may have one name."""
     names = dict.fromkeys((reference, *configurations))
     # All of them first: a typing error must not cost the runs before it.
     configs = {name: parse_configuration(name, base) for name in names}
     for name, config in configs.items():
         harness = load(msgspec.structs.replace(config, max_model_len=window + 1))
         machine = harness.machine
-        for text in texts:
-            sums[name, text.name] = log_probabilities(harness, text, telling(f"{name} on {text.name}"))
-            found.append(compare(name, text, sums[name, text.name], sums[reference, text.name]))
+        for place, text in enumerate(texts):
+            sums[name, place] = log_probabilities(harness, text, telling(f"{name} on {text.name}"))
+            found.append(compare(name, text, sums[name, place], sums[reference, place]))
         harness.unload()
     return found, machine
 
@@ -151,10 +152,11 @@ def parse_configuration(text: str, base: EngineConfig) -> EngineConfig:
     """
     parts = [part.strip() or "auto" for part in text.split("/")]
     dtype, quantization, kv = (*parts, "auto", "auto")[:3]
-    if len(parts) > 3 or dtype not in get_args(DType) or quantization not in get_args(Quantization):
+    allowed = (get_args(DType), get_args(Quantization), get_args(KVCacheDType))
+    if len(parts) > 3 or any(part not in each for part, each in zip((dtype, quantization, kv), allowed, strict=True)):
         raise QualityError(
             f"'{text}' is no configuration: write DTYPE, DTYPE/QUANTIZATION or DTYPE/QUANTIZATION/KV-DTYPE with "
-            f"{', '.join(get_args(DType))} and {', '.join(get_args(Quantization))}, such as auto/auto/int8."
+            f"{'; '.join(', '.join(each) for each in allowed)}, such as auto/auto/int8."
         )
     changed: EngineConfig = msgspec.convert(
         {**msgspec.to_builtins(base), "dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv}, EngineConfig

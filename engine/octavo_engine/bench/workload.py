@@ -84,7 +84,7 @@ def read_trace(path: Path, *, limit: int = 0, longest: int = 0, seed: int = 0, v
             stream.seek(0)
             rows = _mooncake(stream, vocab, seed) if head.lstrip().startswith("{") else _azure(stream, vocab, seed)
             items = sorted(_cut(rows, limit, longest), key=lambda item: item.arrival)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise WorkloadError(
             f"{path} is no trace ({type(error).__name__}: {error}): give a CSV with TIMESTAMP, ContextTokens and "
             "GeneratedTokens, or JSON lines with timestamp, input_length, output_length and hash_ids."

@@ -6,6 +6,7 @@ the same figures with `--json`.
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,9 +143,12 @@ def serve(
     model: Annotated[str, typer.Option(help="The model's name there; default: the server's first.")] = "",
     workload: options.WorkloadKind = "mixed",
     rate: Annotated[
-        float, typer.Option(min=0, help="Poisson arrivals a second; 0: the trace's own, or all at once.")
+        float,
+        typer.Option(
+            min=0, callback=options.finite, help="Poisson arrivals a second; 0: the trace's own, or all at once."
+        ),
     ] = 0.0,
-    duration: Annotated[float, typer.Option(min=1, help="Seconds of arrivals.")] = 60.0,
+    duration: Annotated[float, typer.Option(min=1, callback=options.finite, help="Seconds of arrivals.")] = 60.0,
     requests: Annotated[
         int, typer.Option("--requests", "-n", min=0, help="How many instead; of a trace, how many of its first.")
     ] = 0,
@@ -155,7 +159,9 @@ def serve(
         float, typer.Option(min=0.01, max=2, help="With --find-saturation: the rate as a share of saturation.")
     ] = 0.7,
     clients: Annotated[int, typer.Option(min=1, help="Clients that find the saturation.")] = 64,
-    saturation_seconds: Annotated[float, typer.Option(min=1, help="About how long finding it takes.")] = 60.0,
+    saturation_seconds: Annotated[
+        float, typer.Option(min=1, callback=options.finite, help="About how long finding it takes.")
+    ] = 60.0,
     slo_ttft: Annotated[float, typer.Option(min=0, help="Objective for the time to first token, ms.")] = 1000.0,
     slo_itl: Annotated[float, typer.Option(min=0, help="Objective for a request's mean inter-token time, ms.")] = 100.0,
     seed: options.Seed = 0,
@@ -190,6 +196,10 @@ def serve(
     described = {"url": url, "model": target.model, "workload": workload, "rate": round(rate, 3), "seed": seed}
     report = Report("serve", machine, described, [bench.table(found)], found)
     options.publish(report, json_file, svg, bench.plots(load, f"{target.model}: {machine.sentence()}"))
+    if found.failed == found.requests:
+        first = next(outcome.error for outcome in load.outcomes if outcome.error)
+        print(f"octavo bench: every request failed, the first because {first}.", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

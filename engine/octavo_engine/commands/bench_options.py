@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+
+from octavo_engine.commands.api_key import read_api_key
 
 if TYPE_CHECKING:
     from octavo_engine.bench.harness import Harness
@@ -22,8 +25,23 @@ if TYPE_CHECKING:
 BUNDLED: Final = "bundled://smollm2-135m-instruct"
 SAY_EVERY_SECONDS: Final = 10.0
 
+
+def finite(value: float) -> float:
+    """Refuse what never ends; Typer names the option."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to measure with: write one such as 30.")
+    return value
+
+
+def writable(file: Path | None) -> Path | None:
+    """Refuse a file that cannot be written before anything is measured; Typer names the option."""
+    if file is not None and not (file.parent.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise typer.BadParameter(f"{file} cannot be written: name a file in a folder that exists and is yours.")
+    return file
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures here, too.")]
 Model = Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")]
 SvgFolder = Annotated[Path | None, typer.Option("--svg", help="Write plots into this folder.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Repetitions of which the median counts.")]
 DType = Annotated[
@@ -33,7 +51,10 @@ Quantization = Annotated[
     Literal["auto", "none", "int8", "int4", "fp8"],
     typer.Option("--quantization", "-q", help="Weights; auto: as stored."),
 ]
-KVCacheDType = Annotated[str, typer.Option(help="Storage type of the KV cache, as for 'octavo serve'.")]
+KVCacheDType = Annotated[
+    Literal["auto", "bfloat16", "float16", "float32", "int8", "bf16"],
+    typer.Option(help="Storage type of the KV cache, as for 'octavo serve'."),
+]
 KVCacheMemory = Annotated[
     str, typer.Option("--kv-cache-memory", metavar="SIZE", help="Such as 4G or 512Mi; 0: what fits.")
 ]
@@ -80,6 +101,8 @@ def engine_config(model: str, kv_cache_memory: str = "0", **settings: Any) -> En
         raise typer.BadParameter(str(error), param_hint="'--kv-cache-memory'") from None
     with ending_in_a_sentence(PullError, ModelNotFoundError, UnsupportedModelError, OSError):
         found = model if model.startswith(SCRIPTED_SCHEME) else str(pull(model, LoadingLog().report))
+    if settings.get("kv_cache_dtype") == "bf16":
+        settings["kv_cache_dtype"] = "bfloat16"
     values = {"model": found, "socket_folder": "", "kv_cache_memory": size, **settings}
     try:
         return msgspec.convert(values, EngineConfig)
@@ -187,7 +210,7 @@ def target(url: str, model: str, api_key_file: Path | None) -> Target:
 
     from octavo_engine.bench.load import Target, first_model
 
-    key = api_key_file.read_text().strip() if api_key_file else os.environ.get("OPENAI_API_KEY", "")
+    key = read_api_key(api_key_file) if api_key_file else os.environ.get("OPENAI_API_KEY", "")
     return Target(url, model or asyncio.run(first_model(url, key)), key)
 
 

@@ -31,5 +31,9 @@ class LoadingLog:
         """Say where the server answers."""
         self._say(f"Serving {model} at {url}")
 
+    def exposed(self) -> None:
+        """Say that the server is everybody's who reaches this machine."""
+        self._say("Whoever reaches this machine may use it; --api-keys-file asks for keys, --host 127.0.0.1 hides it")
+
     def _say(self, what: str) -> None:
         print(f"[{time.monotonic() - self._began:6.1f} s] {what}", file=sys.stderr, flush=True)

@@ -31,9 +31,15 @@ def _serve(settings: ServerSettings, engine: EngineConfig, spawned: subprocess.P
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     loading = LoadingLog()
     name = settings.served_names[0]
+    exposed = settings.api_keys_file is None and settings.host in ("0.0.0.0", "::")
+
+    def ready(url: str) -> None:
+        loading.ready(name, url)
+        if exposed:
+            loading.exposed()
 
     async def run() -> int:
-        return await ApiProcess(settings, engine, spawned, loading.report, lambda url: loading.ready(name, url)).run()
+        return await ApiProcess(settings, engine, spawned, loading.report, ready).run()
 
     try:
         return asyncio.run(run())
