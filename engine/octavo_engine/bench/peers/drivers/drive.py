@@ -40,10 +40,12 @@ def main() -> None:
         with busy:
             begun = time.perf_counter()
             versions, run = importlib.import_module(sys.argv[1]).start(json.loads(sys.argv[2]))
-            say(answers, event="ready", versions=versions, seconds=time.perf_counter() - begun)
+        # Said when the work is over: who has the answer may hang up at once, and what was printed is still to be kept.
+        say(answers, event="ready", versions=versions, seconds=time.perf_counter() - begun)
         for line in sys.stdin:
             with busy:
-                say(answers, event="result", **run(json.loads(line)["requests"]))
+                found = run(json.loads(line)["requests"])
+            say(answers, event="result", **found)
     except Exception as error:
         say(answers, event="error", detail=f"{type(error).__name__}: {error}")
         raise
