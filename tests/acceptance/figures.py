@@ -6,12 +6,14 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
 from .running import PYTHON, Ran, run
+
+NOT_MEASURED: Final = "not measured"
 
 
 class Figure(NamedTuple):
@@ -23,6 +25,8 @@ class Figure(NamedTuple):
     goal: str
     held: bool | None
     seconds: float = 0.0
+    measured: bool = True
+    """False where there is no figure, since what would have printed it is missing or failed: short in every form."""
 
 
 def bench(*arguments: str) -> tuple[Ran, dict[str, Any]]:
@@ -39,24 +43,34 @@ def bench(*arguments: str) -> tuple[Ran, dict[str, Any]]:
 def failed(line: int, ran: Ran) -> Figure:
     """Return the figure of a command that did not end well: its last words."""
     last = ran.output.strip().splitlines()[-3:]
-    return Figure(line, ran.command, " / ".join(last), "ends well", False, ran.seconds)
+    return Figure(line, ran.command, " / ".join(last), "ends well", False, ran.seconds, measured=False)
+
+
+def missing(line: int, what: str, goal: str, why: str, seconds: float = 0.0) -> Figure:
+    """Return a figure that could not be taken, and why: it falls short."""
+    return Figure(line, what, f"{NOT_MEASURED}: {why}", goal, False, seconds, measured=False)
 
 
 def at_least(line: int, what: str, value: float | None, goal: float, ran: Ran, form: str = "{:.2f}") -> Figure:
     """Return a figure that must reach its goal; one that was not measured does not."""
-    shown = "not measured" if value is None else form.format(value)
-    return Figure(line, what, shown, "≥ " + form.format(goal), value is not None and value >= goal, ran.seconds)
+    held = value is not None and value >= goal
+    return _beside(line, what, value, f"≥ {form.format(goal)}", held, ran, form)
 
 
 def at_most(line: int, what: str, value: float | None, goal: float, ran: Ran, form: str = "{:.2f}") -> Figure:
-    """Return a figure that must stay at or below its goal."""
-    shown = "not measured" if value is None else form.format(value)
-    return Figure(line, what, shown, "≤ " + form.format(goal), value is not None and value <= goal, ran.seconds)
+    """Return a figure that must stay at or below its goal; one that was not measured does not."""
+    held = value is not None and value <= goal
+    return _beside(line, what, value, f"≤ {form.format(goal)}", held, ran, form)
+
+
+def _beside(line: int, what: str, value: float | None, goal: str, held: bool, ran: Ran, form: str) -> Figure:
+    shown = NOT_MEASURED if value is None else form.format(value)
+    return Figure(line, what, shown, goal, held, ran.seconds, measured=value is not None)
 
 
 def without_promises(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the figures of a short form: what depends on the machine's speed is told and not judged."""
-    return [figure._replace(held=None) if figure.held is not None else figure for figure in figures]
+    """Return the figures of a short form: what depends on the machine's speed is told; what is not there is short."""
+    return [figure._replace(held=None) if figure.measured else figure for figure in figures]
 
 
 def figure_table(figures: Sequence[Figure]) -> Table:

@@ -5,22 +5,28 @@ The short form runs the same commands for seconds: it proves that every figure c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from octavo_engine.bench.peers.environment import peers_root
 from octavo_engine.bench.peers.model_files import ModelFiles, make_safetensors
+from octavo_engine.bench.peers.point import POINTS
+from octavo_engine.bench.peers.ratio import LINES as PROMISES
+from octavo_engine.bench.peers.schedule import BEST_BATCH
+from octavo_engine.bench.peers.serving import OWN, plan
 from octavo_engine.model.bundled import BUNDLED
 
 from . import startup
-from .figures import Figure, at_least, at_most, bench, failed
-from .running import pytest
+from .figures import Figure, at_least, at_most, bench, failed, missing
+from .running import Ran, pytest
 
 MODEL: Final = "bundled://smollm2-135m-instruct"
 BUILT_IN_TEXT: Final = "pydoc_data.topics"
 SPARE_BYTES: Final = 200e6
 KV_BYTES: Final = 256 * 2**20
+NO_MODEL: Final = f"run octavo pull {MODEL}"
+PEER_SERVERS: Final = ("llamacpp", "vllm")
 
 
 class Settings:
@@ -85,7 +91,7 @@ def line_4(settings: Settings) -> Iterator[Figure]:
     model = BUNDLED["smollm2-135m-instruct"]
     path = model.find()
     if path is None:
-        yield Figure(4, MODEL, "not on this machine: run octavo pull", "is here", False)
+        yield missing(4, MODEL, "is here", NO_MODEL)
         return
     with startup.fresh_cache(path.parents[1]) as cache:
         cold = startup.measure(str(path), cache)
@@ -103,7 +109,7 @@ def line_5(settings: Settings) -> Iterator[Figure]:
     """Perplexity of each arithmetic against float32 of the same weights."""
     path = BUNDLED["smollm2-135m-instruct"].find()
     if path is None:
-        yield Figure(5, MODEL, "not on this machine: run octavo pull", "is here", False)
+        yield missing(5, MODEL, "is here", NO_MODEL)
         return
     # Of the GGUF: its own int4 weights, then the cache; of its dequantised weights: what quantising at load costs.
     yield from _perplexity(settings, str(path), {"auto": 0.01, "bfloat16": 0.003, "float32/auto/int8": 0.003})
@@ -142,6 +148,7 @@ def line_6(settings: Settings) -> Iterator[Figure]:
 def line_7(settings: Settings) -> Iterator[Figure]:
     """Latency under load, server against server; /health meanwhile."""
     if settings.short:
+        yield Figure(7, "server against server", "in the long form only", "told", None)
         return
     flags = ("--install",) if settings.install else ()
     # One point of few rounds: the command starts with the comparison in process.
@@ -149,24 +156,13 @@ def line_7(settings: Settings) -> Iterator[Figure]:
     if not found or "served" not in found:
         yield failed(7, ran)
         return
-    runs = found["served"]["runs"]
-    for theirs in (run for run in runs if run["server"] != "octavo"):
-        ours = next(r for r in runs if r["server"] == "octavo" and r["rate_of"] == theirs["rate_of"])
-        for name in ("ttft", "itl"):
-            mine, other = ours["found"][name]["p99"], theirs["found"][name]["p99"]
-            what = f"{name.upper()} p99 against {theirs['server']} at 70 % of {theirs['rate_of']}'s saturation, ms"
-            # A percentile that is infinite was written as null.
-            held = mine is not None and (other is None or mine < other)
-            shown = "∞" if mine is None else f"{mine * 1e3:.0f}"
-            yield Figure(7, what, shown, "< ∞" if other is None else f"< {other * 1e3:.0f}", held, ran.seconds)
-    health = [run["found"]["health"]["p99"] for run in runs if run["server"] == "octavo"]
-    slowest = None if None in health else max(health)
-    yield at_most(7, "/health p99, s", slowest, 0.1, ran, "{:.3f}")
+    yield from of_served(found["served"]["runs"], ran)
 
 
 def line_8(settings: Settings) -> Iterator[Figure]:
     """Kernels against their references on every variant."""
     if settings.short:
+        yield Figure(8, "kernels against their references", "by make test, and in the long form", "told", None)
         return
     ran = pytest("tests/kernels/cpu", "tests/kernels/test_other_processors.py")
     yield Figure(8, ran.command, ran.line(r"passed|failed|error"), "all pass", ran.code == 0, ran.seconds)
@@ -184,15 +180,64 @@ LINES: Final[dict[int, Callable[[Settings], Iterator[Figure]]]] = {
 }
 
 
+# --- From what the benches found to figures -----------------------------------------------------------------------
+def of_ratios(line: int, found: Mapping[str, Any], points: Sequence[str], ran: Ran) -> Iterator[Figure]:
+    """Yield every ratio that is promised at these points; one with an engine missing was not measured."""
+    titles = {point.title: point.name for point in POINTS}
+    # A best batch size of 64 is the point that everybody has already.
+    there = {(titles.get(one["point"], BEST_BATCH), one["contender"]) for one in found["figures"]}
+    there |= {(BEST_BATCH, contender) for contender in found["best_batch"]}
+    ratios = {(ratio["title"], ratio["point"], ratio["ours"]): ratio for ratio in found["ratios"]}
+    for promise in (one for one in PROMISES if one.ours[0] in points):
+        point, ours = promise.ours
+        absent = dict.fromkeys(name for at, name in (promise.ours, *promise.peers) if (at, name) not in there)
+        ratio = ratios.get((promise.title, point, ours))
+        if absent or ratio is None:
+            what = f"{ours}, {point} ({promise.title})"
+            yield missing(line, what, f"≥ {promise.least:.2f}", f"no {', '.join(absent)}", ran.seconds)
+        else:
+            what = f"{ours} ÷ {ratio['best']}, {point} ({promise.title})"
+            yield at_least(line, what, ratio["ratio"]["median"], promise.least, ran)
+
+
+def of_served(runs: Sequence[Mapping[str, Any]], ran: Ran) -> Iterator[Figure]:
+    """Yield line 7's figures: for each peer at its rate and at ours, both of its p99 beside ours at the same rate."""
+    found = {(run["server"], run["rate_of"]): run["found"] for run in runs}
+    for server, rate_of in plan(dict.fromkeys((*PEER_SERVERS, OWN), 0.0)):
+        if server == OWN:
+            continue
+        what = f"p99 against {server} at 70 % of {rate_of}'s saturation, ms"
+        theirs, ours = found.get((server, rate_of)), found.get((OWN, rate_of))
+        if theirs is None or ours is None:
+            yield missing(7, what, "lower", f"no run of {server if theirs is None else OWN}", ran.seconds)
+            continue
+        for name in ("ttft", "itl"):
+            yield _lower(f"{name.upper()} {what}", ours, theirs, name, ran)
+    health = [one["health"]["p99"] for (server, _), one in found.items() if server == OWN]
+    slowest = None if not health or None in health else max(health)
+    yield at_most(7, "/health p99, s", slowest, 0.1, ran, "{:.3f}")
+
+
+def _lower(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str, ran: Ran) -> Figure:
+    mine, other = ours[name]["p99"], theirs[name]["p99"]
+    # What is not finite was written as null: with failed requests that is infinity, without any it is no figure.
+    if other is None and not theirs["failed"]:
+        return missing(7, what, "lower", "nothing was answered", ran.seconds)
+    held = mine is not None and (other is None or mine < other)
+    shown = "∞" if mine is None else f"{mine * 1e3:.0f}"
+    return Figure(7, what, shown, "< ∞" if other is None else f"< {other * 1e3:.0f}", held, ran.seconds)
+
+
 def _peers(line: int, settings: Settings, *points: str) -> Iterator[Figure]:
     chosen = [argument for point in points for argument in ("--point", point)]
     ran, found = bench("peers", MODEL, *chosen, *(("--install",) if settings.install else ()))
     if not found:
         yield failed(line, ran)
         return
-    for ratio in found["in_process"]["ratios"]:
-        what = f"{ratio['ours']} ÷ {ratio['best']}, {ratio['point']} ({ratio['title']})"
-        yield at_least(line, what, ratio["ratio"]["median"], ratio["least"], ran)
+    if "in_process" not in found:
+        yield failed(line, ran)
+        return
+    yield from of_ratios(line, found["in_process"], points, ran)
 
 
 def _perplexity(settings: Settings, model: str, goals: dict[str, float]) -> Iterator[Figure]:
