@@ -21,7 +21,7 @@ from octavo_engine.model.files import cache_root
 from octavo_engine.model.pull import pull
 from tests.server.launch import serving
 
-LM_EVAL: Final = "lm_eval==0.4.9.2"
+LM_EVAL: Final = "lm_eval==0.4.13"
 MODEL: Final = "bundled://smollm2-135m-instruct"
 TOLERANCE: Final = 1e-3
 PAIRS: Final = (
@@ -99,7 +99,7 @@ def _environment() -> Path:
         "--disable-pip-version-check",
         "install",
         "--quiet",
-        f"{LM_EVAL.replace('==', '[api]==')}",
+        f"{LM_EVAL.replace('==', '[api,hf]==')}",
     ]
     subprocess.run(install, check=True)
     (folder / "complete").touch()
