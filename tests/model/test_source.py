@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -140,6 +141,33 @@ def test_a_note_that_is_no_digest_is_not_believed(
     memo.write_bytes(noted)
     assert file_sha256(file) == right
     assert memo.read_text() == right, "it is noted anew"
+
+
+def test_a_file_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are bytes; those that are no UTF-8 are no failure, and have digests of their own."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    files = [tmp_path / os.fsdecode(name) for name in (b"w\xff", b"w\xfe", "wé".encode())]
+    for file in files:
+        file.write_bytes(b"one")
+        for _ in range(2):
+            assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
+    assert len(list((tmp_path / "cache/digests").iterdir())) == 3
+    assert len({model_digest([file]) for file in files}) == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
+def test_a_note_that_is_no_file_is_not_believed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    right = file_sha256(file)
+    [memo] = (tmp_path / "cache/digests").iterdir()
+    memo.unlink()
+    if kind == "folder":
+        memo.mkdir()
+    else:
+        memo.symlink_to(memo if kind == "link to itself" else tmp_path / "nothing")
+    assert file_sha256(file) == right
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
