@@ -49,7 +49,7 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
 
     Raises UnsupportedModelError with a sentence for what is not served.
     """
-    architecture = _architecture(config)
+    architecture = served_architecture(config)
     if config.get("quantization_config"):
         raise UnsupportedModelError(
             "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
@@ -74,14 +74,20 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    name = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+def served_architecture(config: Mapping[str, Any]) -> str:
+    """Return our name of a configuration's architecture. Raises UnsupportedModelError naming it, and those served."""
+    stated = config.get("architectures") or [config.get("model_type")]
+    name = stated[0] if isinstance(stated, list) else stated
+    if not isinstance(name, str):
+        raise UnsupportedModelError(
+            f"config.json names no architecture; give the folder of a model of {', '.join(ARCHITECTURES)}."
+        )
     found = ARCHITECTURES.get(name) or _OTHER_NAMES.get(name, name)
     if found not in ARCHITECTURES.values():
         raise UnsupportedModelError(
             f"Architecture {name} is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
         )
-    return str(found)
+    return found
 
 
 def _layer_kinds(config: Mapping[str, Any], architecture: str, count: int) -> list[str]:

@@ -46,6 +46,18 @@ class Metadata:
         return value
 
 
+def served_architecture(keys: Mapping[str, Any]) -> str:
+    """Return the file's architecture. Raises UnsupportedModelError naming it, and those served."""
+    name = keys.get("general.architecture")
+    if name is None:
+        raise Unsupported(f"The GGUF file names no architecture; give a model of {', '.join(ARCHITECTURES)}.")
+    if name not in ARCHITECTURES:
+        raise Unsupported(
+            f"GGUF architecture '{name}' is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
+        )
+    return str(name)
+
+
 def spec_from_gguf(
     keys: Mapping[str, Any], tensors: Mapping[str, Any], vocab_size: int, rope_divisors: tuple[float, ...]
 ) -> ModelSpec:
@@ -53,12 +65,7 @@ def spec_from_gguf(
 
     Raises UnsupportedModelError with a sentence for what is not served.
     """
-    metadata = Metadata(keys, tensors)
-    name = metadata.architecture
-    if name not in ARCHITECTURES:
-        raise Unsupported(
-            f"GGUF architecture '{name}' is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
-        )
+    metadata, name = Metadata(keys, tensors), served_architecture(keys)
     hidden_size, count = int(metadata.required("embedding_length")), int(metadata.required("block_count"))
     window = int(metadata.get("attention.sliding_window") or 0)
     layers = [
