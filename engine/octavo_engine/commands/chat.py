@@ -19,7 +19,7 @@ class ChatError(Exception):
 class Conversation:
     """A conversation with one model of one server; remembers what was said."""
 
-    def __init__(self, url: str, model: str | None, system: str | None, api_key: str | None) -> None:
+    def __init__(self, url: str, model: str | None, system: str | None, api_key: str) -> None:
         """Open the conversation. Raises ChatError if the server does not answer or names no model."""
         base = url.rstrip("/")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -76,7 +76,7 @@ def _message(body: bytes, status: int) -> str:
         return f"The server answered {status}."
 
 
-def chat(url: str, model: str | None, system: str | None, api_key: str | None, prompt: str | None) -> int:
+def chat(url: str, model: str | None, system: str | None, api_key: str, prompt: str | None) -> int:
     """Talk until the input ends, or say `prompt` once. Returns the exit code."""
     try:
         conversation = Conversation(url, model, system, api_key)
