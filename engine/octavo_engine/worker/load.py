@@ -98,7 +98,8 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     try:
         pool = start_pool(config.threads)
     except RuntimeError as error:
-        raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
+        # An instruction set that OCTAVO_CPU_ISA asks for and this machine has not: the message names those it has.
+        raise StartError(str(error)) from error
     executable = build_cpu(
         checkpoint,
         digest,
