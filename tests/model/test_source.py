@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from octavo_engine.commands.pull import pull as pull_command
 from octavo_engine.model import bundled, source
 from octavo_engine.model.bundled import BundledModel
 from octavo_engine.model.digest import file_sha256, model_digest
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError, resolve
 from octavo_engine.model.spec import UnsupportedModelError
+from tests.model.conftest import write_random_llama
 
 CONTENT = b"GGUF of a small model"
 
@@ -109,6 +111,40 @@ def test_kinds_not_yet_served_are_named(scheme: str) -> None:
 def test_what_does_not_exist_is_an_error(name: str) -> None:
     with pytest.raises((UnsupportedModelError, ModelNotFoundError)):
         resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("bundled://nothing", ["no bundled model 'nothing'; there is: small, smollm2-135m-instruct."]),
+        ("small", ["the bundled one is called bundled://small."]),
+        ("org/name", ["nothing is fetched from the Hugging Face Hub", "bundled://small, ", "hf download org/name "]),
+        ("Org-1/na.me:Q4_K_M", ["nothing is fetched from the Hugging Face Hub"]),
+        ("org/name.gguf", ["There is no model at org/name.gguf; give a GGUF file or a Hugging Face folder on this"]),
+        ("../org/name", ["There is no model at ../org/name; give a GGUF file", "bundled:// models alone are fetched"]),
+        ("~no.such.user/model", ["There is no user of '~no.such.user/model'; give the whole path"]),
+    ],
+)
+def test_what_is_not_here_says_what_to_do_instead(
+    name: str, sentences: list[str], small: tuple[BundledModel, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same when serving, which resolves the name, and when pulling, which says it on one line."""
+    for call in (resolve, pull):
+        with pytest.raises(ModelNotFoundError) as raised:
+            call(name)
+        for sentence in sentences:
+            assert sentence in str(raised.value)
+    assert pull_command(name, None) == 1
+    assert capsys.readouterr().err == f"octavo pull: {raised.value}\n"
+
+
+def test_pulling_a_folder_that_cannot_be_served_says_why(tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    assert pull(str(folder)) == folder
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "GPT2LMHeadModel"))
+    with pytest.raises(UnsupportedModelError, match="Architecture GPT2LMHeadModel is not served yet; the served ones"):
+        pull(str(folder))
 
 
 def test_paths_and_file_uris_are_the_same(tmp_path: Path) -> None:
