@@ -84,7 +84,7 @@ def _examine_memory(findings: Findings) -> None:
         ("memory limit (cgroup)", "none" if limit is None else f"{size(limit.limit)}, {size(limit.used)} in use"),
     ]
     try:
-        from octavo_engine.worker.start import memory_left
+        from octavo_engine.worker.sizing import memory_left
     except ImportError:
         # What is missing is told with the packages.
         findings.memory_left = None

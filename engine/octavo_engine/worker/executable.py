@@ -19,6 +19,17 @@ class KVGroup(NamedTuple):
     bytes_per_block: int
 
 
+class Needs(NamedTuple):
+    """What a checkpoint's header says of the memory it will take: its weights' bytes, and its cache's groups.
+
+    max_position: the longest context in tokens it was made for.
+    """
+
+    weight_bytes: int
+    groups: tuple[KVGroup, ...]
+    max_position: int
+
+
 class KVLayout(Protocol):
     """A backend's KV cache. A block is opaque bytes to everybody else: 16 tokens over all layers of its group."""
 

@@ -17,9 +17,9 @@ from octavo_engine.worker.backends.cpu_adapters import CpuAdapter, build_adapter
 from octavo_engine.worker.backends.cpu_cache import CpuLayout
 from octavo_engine.worker.backends.cpu_mixture import Mixture
 from octavo_engine.worker.backends.cpu_precision import Precision
-from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
+from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors, packed_bytes
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
-from octavo_engine.worker.executable import ModelStep
+from octavo_engine.worker.executable import ModelStep, Needs
 from octavo_kernels.cpu import Layer, LayerLora, Pool, Rope, Step, Weight, embed, forward, logits, rms_norm
 
 Floats = NDArray[np.float32]
@@ -32,6 +32,13 @@ def start_pool(threads: int = 0) -> Pool:
     """
     threads = threads or compute_threads()
     return Pool(threads, spin_microseconds(threads))
+
+
+def cpu_needs(checkpoint: Checkpoint, precision: Precision, block_size: int) -> Needs:
+    """Return what a checkpoint will take on this backend; no weight is read. Raises UnsupportedModelError."""
+    spec = checkpoint.spec
+    groups = CpuLayout(spec, block_size, precision.cache).groups
+    return Needs(packed_bytes(checkpoint, precision), groups, spec.max_position)
 
 
 def build_cpu(

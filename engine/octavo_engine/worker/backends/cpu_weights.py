@@ -53,7 +53,7 @@ def load_matrices(
     They are read from the cache's `packed` folder; what is not there is packed into it, or into memory if it cannot
     be written. Raises UnsupportedModelError if a tensor has not the shape that the configuration says.
     """
-    sources = [_source(checkpoint, precision, *matrix) for matrix in _matrices(checkpoint.spec)]
+    sources = _sources(checkpoint, precision)
     contents = _contents(digest, sources)
     data = _packed_data(checkpoint, contents, sources, pool, progress)
     return {
@@ -66,6 +66,15 @@ def load_matrices(
         )
         for entry in contents.entries
     }
+
+
+def packed_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
+    """Return the bytes that `load_matrices` would take, from what the header says. Raises UnsupportedModelError."""
+    return _contents("", _sources(checkpoint, precision)).nbytes
+
+
+def _sources(checkpoint: Checkpoint, precision: Precision) -> list[Source]:
+    return [_source(checkpoint, precision, *matrix) for matrix in _matrices(checkpoint.spec)]
 
 
 def _packed_data(
