@@ -176,6 +176,21 @@ def test_a_cache_that_cannot_be_written_is_no_failure(
     assert caplog.text.count("are not kept") == 1
 
 
+def test_no_place_for_a_cache_is_no_failure(
+    random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user without a home folder."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (ENV_CACHE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert np.isfinite(logits(random_llama_folder)).all()
+    assert caplog.text.count("are not kept") == 1
+
+
 def test_what_dies_while_it_writes_leaves_no_file_that_is_read(
     cache: Path, random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

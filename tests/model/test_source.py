@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import subprocess
 import sys
 import zipfile
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from octavo_engine.commands.doctor import examine
 from octavo_engine.commands.pull import pull as pull_command
 from octavo_engine.model import bundled, source
 from octavo_engine.model.bundled import BundledModel
 from octavo_engine.model.digest import file_sha256, model_digest
+from octavo_engine.model.files import cache_root
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError, resolve
 from octavo_engine.model.spec import UnsupportedModelError
@@ -211,6 +214,24 @@ def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatc
     file = tmp_path / "weights"
     file.write_bytes(b"one")
     assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user id stands in no list of users."""
+    for name in ("OCTAVO_CACHE", "OCTAVO_MODELS", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(FileNotFoundError, match="no home folder to keep a cache in: set OCTAVO_CACHE"):
+        resolve("bundled://smollm2-135m-instruct")
+    assert examine().lacking == [
+        "This user has no home folder to keep a cache in: set OCTAVO_CACHE to a folder that can be written."
+    ]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_root() == Path("/caches/octavo")
 
 
 def test_equal_files_have_equal_digests_and_others_do_not(tmp_path: Path) -> None:

@@ -50,8 +50,12 @@ def examine() -> Findings:
     _examine_memory(findings)
     _examine_kernels(findings)
     _examine_packages(findings)
-    _examine_models(findings)
-    examine_cache(findings)
+    try:
+        _examine_models(findings)
+        examine_cache(findings)
+    except OSError as error:
+        # There is no place for a cache, or it cannot even be looked at: the message says what to set.
+        findings.lacking.append(str(error))
     _examine_sockets(findings)
     return findings
 

@@ -81,17 +81,16 @@ def _packed_data(
     checkpoint: Checkpoint, contents: Contents, sources: list[Source], pool: Pool, progress: Progress
 ) -> NDArray[np.uint8]:
     name = hashlib.sha256(json.dumps(contents.description()).encode()).hexdigest()[:32]
-    path = cache_root() / "packed" / f"{name}-{PACKING_VERSION}.packed"
 
     def fill(data: NDArray[np.uint8]) -> None:
         for index, (source, entry) in enumerate(zip(sources, contents.entries, strict=True)):
             progress("packing weights", index / len(sources))
             _pack(pool, checkpoint, source, data[entry.offset : entry.offset + entry.nbytes])
 
-    if (data := open_packed(path, contents)) is not None:
-        return data
     try:
-        return write_packed(path, contents, fill)
+        path = cache_root() / "packed" / f"{name}-{PACKING_VERSION}.packed"
+        data = open_packed(path, contents)
+        return write_packed(path, contents, fill) if data is None else data
     except OSError as error:
         _log.warning("Packed weights are not kept (%s): every start packs them again, into memory of its own.", error)
     data = aligned_bytes(contents.nbytes)
