@@ -177,12 +177,23 @@ def test_metadata_of_nested_arrays_is_damaged(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
-def test_metadata_of_the_wrong_kind_is_told_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("attention.head_count", 0, r"sizes must be 1 to 2147483647 \(heads of layer 0 0"),
+        ("block_count", 1 << 30, "states 1073741824 layers, and 10000 are the most there can be"),
+        ("attention.key_length", 1 << 30, "states 1073741824 head dimensions"),
+        ("rope.dimension_count", 1 << 30, "states 1073741824 rotated dimensions"),
+        ("context_length", 0, r"sizes must be 1 to 2147483647 \(context 0\)"),
+        ("feed_forward_length", 0, r"sizes must be 1 to 2147483647 \(feed-forward size of layer 0 0"),
+    ],
+)
+def test_metadata_that_no_model_has_is_told_in_a_sentence(key: str, value: int, sentence: str, tmp_path: Path) -> None:
+    """Before anything is made of it that takes memory."""
     folder = write_random_llama(tmp_path / "hf")
     write_gguf(folder, tmp_path / "model.gguf")
     data = (tmp_path / "model.gguf").read_bytes()
-    # The number of heads becomes 0: nothing can be divided by it.
-    at = data.index(b"llama.attention.head_count") + len(b"llama.attention.head_count") + 4
-    (tmp_path / "model.gguf").write_bytes(data[:at] + bytes(4) + data[at + 4 :])
-    with pytest.raises(UnsupportedModelError, match=r"model\.gguf says of itself is no model's|do not divide"):
+    at = data.index(f"llama.{key}".encode() + struct.pack("<I", 4)) + len(f"llama.{key}") + 4
+    (tmp_path / "model.gguf").write_bytes(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+    with pytest.raises(UnsupportedModelError, match=sentence):
         open_checkpoint(tmp_path / "model.gguf")

@@ -6,6 +6,7 @@ from octavo_engine.contract import ENV_CACHE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.model import digest
 from octavo_engine.model.checkpoint import open_checkpoint
+from octavo_engine.model.rope import rope_table
 from octavo_engine.worker import load
 from octavo_engine.worker.backends import cpu_weights
 from octavo_engine.worker.backends.cpu import cpu_needs
@@ -34,6 +35,7 @@ def loaded(folder, **options):
         ({"kv_cache_memory": 1 << 50}, None, "does not fit"),
         ({"kv_cache_memory": 1}, None, "does not hold one block"),
         ({"max_model_len": 257}, None, "use 256 or less"),
+        ({"max_model_len": 1 << 50}, None, "use 256 or less"),
         ({"max_model_len": 256, "kv_cache_memory": 1 << 15}, None, "Use --max-model-len"),
         ({"block_size": 32}, None, "use --block-size 16"),
         ({}, 1000, "The model's weights take"),
@@ -60,9 +62,10 @@ def test_a_model_takes_what_its_header_said(folder, options, tmp_path):
     executable = loaded(folder, **options).executable
     checkpoint = open_checkpoint(folder)
     choices = {"dtype": "auto", "quantization": "auto", "kv_cache_dtype": "auto"} | options
-    needs = cpu_needs(checkpoint, choose_precision(**choices, stored=checkpoint.quantization), 16)
+    needs = cpu_needs(checkpoint, choose_precision(**choices, stored=checkpoint.quantization), 16, 0)
     (file,) = (tmp_path / "cache/packed").iterdir()
     header = -(-(16 + int.from_bytes(file.read_bytes()[8:16], "little")) // 4096) * 4096
     assert needs.weight_bytes == file.stat().st_size - header
+    assert needs.table_bytes == sum(array.nbytes for array in rope_table(checkpoint.spec.layers[0].attention.rope, 256))
     assert needs.groups == executable.layout.groups
     assert needs.max_position == executable.max_position

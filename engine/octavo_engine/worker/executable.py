@@ -20,12 +20,14 @@ class KVGroup(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a checkpoint's header says of the memory it will take: its weights' bytes, and its cache's groups.
+    """What a checkpoint's header says of the memory it will take, in bytes, and of its cache's groups.
 
+    weight_bytes: its packed weights. table_bytes: its rotary factors, which grow with the longest context.
     max_position: the longest context in tokens it was made for.
     """
 
     weight_bytes: int
+    table_bytes: int
     groups: tuple[KVGroup, ...]
     max_position: int
 

@@ -100,7 +100,8 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
         # An instruction set that OCTAVO_CPU_ISA asks for and this machine has not: the message names those it has.
         raise StartError(str(error)) from error
     # From here on weights are read, which takes minutes for a large model: what can be refused is refused before.
-    check_before_loading(cpu_needs(checkpoint, precision, config.block_size), config, memory_left())
+    needs = cpu_needs(checkpoint, precision, config.block_size, config.max_model_len)
+    check_before_loading(needs, config, memory_left())
     digest = model_digest(checkpoint.files, report)
     executable = build_cpu(
         checkpoint,

@@ -47,11 +47,13 @@ def check_before_loading(needs: Needs, config: EngineConfig, left: int) -> None:
     left: bytes of memory. What is measured behind the weights (tokens of a step) is taken as small as it can be: what
     passes here may still be refused then.
     """
-    after = left - needs.weight_bytes
+    after = left - needs.weight_bytes - needs.table_bytes
     if after < 0:
+        longest = min(config.max_model_len or needs.max_position, needs.max_position)
         raise StartError(
-            f"The model's weights take {needs.weight_bytes / 2**30:.2f}Gi and {left / 2**30:.2f}Gi of memory are left "
-            "here: raise the memory limit, or take less with --quantization int8 or int4."
+            f"The model's weights take {needs.weight_bytes / 2**30:.2f}Gi, and the rotary factors of {longest} tokens "
+            f"{needs.table_bytes / 2**30:.2f}Gi; {left / 2**30:.2f}Gi of memory are left here: raise the memory limit, "
+            "or take less with --quantization int8 or int4, or a smaller --max-model-len."
         )
     counts = choose_blocks(config.kv_cache_memory, after, needs.groups, config.block_size)
     cache = SchedulerConfig(
