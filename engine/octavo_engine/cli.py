@@ -272,8 +272,7 @@ def chat(
     from octavo_engine.commands.api_key import read_api_key
     from octavo_engine.commands.chat import chat as run
 
-    key = read_api_key(api_key_file) if api_key_file else os.environ.get("OPENAI_API_KEY")
-    raise typer.Exit(run(url, model, system, key, prompt))
+    raise typer.Exit(run(url, model, system, read_api_key(api_key_file), prompt))
 
 
 @app.command()

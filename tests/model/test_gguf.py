@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -133,4 +134,66 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     folder = write_random_llama(tmp_path / "hf")
     write_gguf(folder, tmp_path / "model.gguf", architecture="rwkv6")
     with pytest.raises(UnsupportedModelError, match="rwkv6"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def write_metadata(path: Path, **keys: int | str) -> Path:
+    """Write a GGUF file without tensors; keys have __ for a dot."""
+    writer = GGUFWriter(path, "", use_temp_file=False)
+    writer.kv_data[0].clear()
+    for key, value in keys.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32
+        add(key.replace("__", "."), value)  # type: ignore[arg-type]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"general__architecture": "clip"}, "GGUF architecture 'clip' is not served yet; the served ones are llama, "),
+        ({"clip__block_count": 1}, "names no architecture; give a model of llama, "),
+        ({"general__architecture": "llama", "general__alignment": 0}, "where its tensors begin: download"),
+        ({"general__architecture": "llama", "general__alignment": "x"}, "where its tensors begin: download"),
+    ],
+)
+def test_a_file_that_is_no_language_model_says_what_it_is(
+    keys: dict[str, int | str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=sentence):
+        open_checkpoint(write_metadata(tmp_path / "model.gguf", **keys))
+
+
+def test_metadata_of_nested_arrays_is_damaged(tmp_path: Path) -> None:
+    """Arrays of one array each, deeper than a reader that calls itself can go."""
+    array, deep = 9, 100_000
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"x", array)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(head + struct.pack("<IQ", array, 1) * deep)
+    with pytest.raises(UnsupportedModelError, match="damaged in its metadata"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("attention.head_count", 0, r"sizes must be 1 to 2147483647 \(heads of layer 0 0"),
+        ("block_count", 1 << 30, "states 1073741824 layers, and 10000 are the most there can be"),
+        ("attention.key_length", 1 << 30, "states 1073741824 head dimensions"),
+        ("rope.dimension_count", 1 << 30, "states 1073741824 rotated dimensions"),
+        ("context_length", 0, r"sizes must be 1 to 2147483647 \(context 0\)"),
+        ("feed_forward_length", 0, r"sizes must be 1 to 2147483647 \(feed-forward size of layer 0 0"),
+    ],
+)
+def test_metadata_that_no_model_has_is_told_in_a_sentence(key: str, value: int, sentence: str, tmp_path: Path) -> None:
+    """Before anything is made of it that takes memory."""
+    folder = write_random_llama(tmp_path / "hf")
+    write_gguf(folder, tmp_path / "model.gguf")
+    data = (tmp_path / "model.gguf").read_bytes()
+    at = data.index(f"llama.{key}".encode() + struct.pack("<I", 4)) + len(f"llama.{key}") + 4
+    (tmp_path / "model.gguf").write_bytes(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+    with pytest.raises(UnsupportedModelError, match=sentence):
         open_checkpoint(tmp_path / "model.gguf")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,16 +83,54 @@ def test_each_precision_and_each_model_has_a_file_of_its_own(
     assert not np.array_equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty", "other"])
+def header_of(whole: bytes) -> tuple[bytes, int]:
+    """Return the header of a packed file, and where its data starts."""
+    end = 16 + int.from_bytes(whole[8:16], "little")
+    return whole[16:end], -(-end // 4096) * 4096
+
+
+def with_header(whole: bytes, header: bytes, length: int | None = None) -> bytes:
+    """Return a packed file with another header; `length` is what it says of its length."""
+    _, start = header_of(whole)
+    stated = (len(header) if length is None else length).to_bytes(8, "little")
+    end = 16 + len(header)
+    return whole[:8] + stated + header + bytes(-end % 4096) + whole[start:]
+
+
+def flipped(whole: bytes, at: int) -> bytes:
+    return whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "within the prefix": lambda whole: whole[:11],
+    "within the header": lambda whole: whole[:40],
+    "without data": lambda whole: whole[: header_of(whole)[1]],
+    "cut": lambda whole: whole[:-64],
+    "longer": lambda whole: whole + b"x",
+    "something else": lambda whole: b"x" * len(whole),
+    "a flipped bit in the header": lambda whole: flipped(whole, 30),
+    "a flipped bit in the digest": lambda whole: flipped(whole, 16 + len(header_of(whole)[0]) - 10),
+    "a flipped bit in the first matrix": lambda whole: flipped(whole, header_of(whole)[1]),
+    "a flipped bit in the last matrix": lambda whole: flipped(whole, len(whole) - 1000),
+    "deeply nested": lambda whole: with_header(whole, b"[" * 200_000 + b"]" * 200_000),
+    "not UTF-8": lambda whole: with_header(whole, header_of(whole)[0].replace(b"layers", b"\xff\xfeyers")),
+    "a digest that is none": lambda whole: with_header(whole, header_of(whole)[0][:-66] + b"\xff" * 64 + b'"}'),
+    "a list": lambda whole: with_header(whole, b"[]"),
+    "wrong types": lambda whole: with_header(whole, b'{"version":[],"model":1,"source":{},"entries":"","sha256":0}'),
+    "no header": lambda whole: with_header(whole, b""),
+    "a header longer than any": lambda whole: with_header(whole, header_of(whole)[0], 2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_packed_again(
     cache: Path, random_llama_folder: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = logits(random_llama_folder)
     (path,) = packed(cache)
     whole = path.read_bytes()
-    at = {"header": 30, "flipped": len(whole) - 1000}.get(damage, 0)
-    changed = whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
-    path.write_bytes({"cut": whole[:-64], "empty": b"", "other": b"x" * len(whole)}.get(damage, changed))
+    path.write_bytes(DAMAGE[damage](whole))
     with caplog.at_level(logging.WARNING):
         assert np.array_equal(logits(random_llama_folder), expected)
     assert "packed again" in caplog.text
@@ -134,6 +176,21 @@ def test_a_cache_that_cannot_be_written_is_no_failure(
     assert caplog.text.count("are not kept") == 1
 
 
+def test_no_place_for_a_cache_is_no_failure(
+    random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user without a home folder."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (ENV_CACHE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert np.isfinite(logits(random_llama_folder)).all()
+    assert caplog.text.count("are not kept") == 1
+
+
 def test_what_dies_while_it_writes_leaves_no_file_that_is_read(
     cache: Path, random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,14 +202,77 @@ def test_what_dies_while_it_writes_leaves_no_file_that_is_read(
         with pytest.raises(KeyboardInterrupt):
             logits(random_llama_folder)
     assert packed(cache) == []
-    # A killed process cleans nothing up: what it left is no file's name, and goes when it is old.
-    partial = cache / "packed/.x.packed.abc.partial"
-    partial.write_bytes(b"half")
-    logits(random_llama_folder)
-    assert partial in packed(cache)
-    os.utime(partial, (0, 0))
+
+
+def test_what_a_killed_engine_left_goes_and_what_is_being_written_stays(cache: Path, random_llama_folder: Path) -> None:
+    """Told by the lock of the one who writes, which ends with its process, however old the file is."""
+    (cache / "packed").mkdir(parents=True)
+    left, written = (cache / f"packed/.{name}.packed.abc.partial" for name in ("left", "written"))
+    left.write_bytes(b"half")
+    with written.open("wb") as stream:
+        os.utime(written, (0, 0))
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        logits(random_llama_folder)
+        assert written in packed(cache)
+        assert left not in packed(cache)
     logits(random_llama_folder, dtype="float32")
-    assert partial not in packed(cache)
+    assert written not in packed(cache)
+
+
+def test_a_file_is_locked_for_as_long_as_it_is_written(
+    cache: Path, random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, seen = cpu_weights._pack, []
+
+    def look(*args: Any) -> None:
+        (partial,) = packed(cache)
+        with partial.open("r+b") as stream, pytest.raises(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(partial)
+        pack(*args)
+
+    monkeypatch.setattr(cpu_weights, "_pack", look)
+    logits(random_llama_folder)
+    assert len(set(seen)) == 1
+
+
+def test_a_file_that_another_engine_removes_before_it_is_locked_is_made_anew(
+    cache: Path, random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, made = tempfile.mkstemp, []
+
+    def make_and_lose(**options: Any) -> tuple[int, str]:
+        handle, name = make(**options)
+        if name.endswith(".partial"):
+            made.append(name)
+            if len(made) == 1:
+                os.unlink(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", make_and_lose)
+    logits(random_llama_folder)
+    assert len(made) == 2
+    assert "are not kept" not in caplog.text
+    assert len(packed(cache)) == 1
+
+
+def test_files_that_others_remove_meanwhile_and_what_may_not_be_removed_are_no_failure(
+    cache: Path, random_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between the listing and the removal: another engine put its file in place, or removed what this one would."""
+    names, listed = (".gone.packed.abc.partial", "gone-0.packed"), Path.iterdir
+    folder = cache / "packed/folder-0.packed"
+    folder.mkdir(parents=True)
+
+    def and_some_that_are_gone(self: Path) -> Iterator[Path]:
+        yield from (self / name for name in names)
+        yield from listed(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", and_some_that_are_gone)
+        logits(random_llama_folder)
+    assert "are not kept" not in caplog.text
+    assert len(list((cache / "packed").glob("*.packed"))) == 2
 
 
 def test_engines_that_start_together_all_find_whole_files(cache: Path, random_llama_folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pwd
 import subprocess
 import sys
 import zipfile
@@ -10,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from octavo_engine.commands.doctor import examine
+from octavo_engine.commands.pull import pull as pull_command
 from octavo_engine.model import bundled, source
 from octavo_engine.model.bundled import BundledModel
 from octavo_engine.model.digest import file_sha256, model_digest
+from octavo_engine.model.files import cache_root
 from octavo_engine.model.pull import PullError, pull
 from octavo_engine.model.source import ModelNotFoundError, resolve
 from octavo_engine.model.spec import UnsupportedModelError
+from tests.model.conftest import write_random_llama
 
 CONTENT = b"GGUF of a small model"
 
@@ -110,6 +116,40 @@ def test_what_does_not_exist_is_an_error(name: str) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("bundled://nothing", ["no bundled model 'nothing'; there is: small, smollm2-135m-instruct."]),
+        ("small", ["the bundled one is called bundled://small."]),
+        ("org/name", ["nothing is fetched from the Hugging Face Hub", "bundled://small, ", "hf download org/name "]),
+        ("Org-1/na.me:Q4_K_M", ["nothing is fetched from the Hugging Face Hub"]),
+        ("org/name.gguf", ["There is no model at org/name.gguf; give a GGUF file or a Hugging Face folder on this"]),
+        ("../org/name", ["There is no model at ../org/name; give a GGUF file", "bundled:// models alone are fetched"]),
+        ("~no.such.user/model", ["There is no user of '~no.such.user/model'; give the whole path"]),
+    ],
+)
+def test_what_is_not_here_says_what_to_do_instead(
+    name: str, sentences: list[str], small: tuple[BundledModel, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same when serving, which resolves the name, and when pulling, which says it on one line."""
+    for call in (resolve, pull):
+        with pytest.raises(ModelNotFoundError) as raised:
+            call(name)
+        for sentence in sentences:
+            assert sentence in str(raised.value)
+    assert pull_command(name, None) == 1
+    assert capsys.readouterr().err == f"octavo pull: {raised.value}\n"
+
+
+def test_pulling_a_folder_that_cannot_be_served_says_why(tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    assert pull(str(folder)) == folder
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "GPT2LMHeadModel"))
+    with pytest.raises(UnsupportedModelError, match="Architecture GPT2LMHeadModel is not served yet; the served ones"):
+        pull(str(folder))
+
+
 def test_paths_and_file_uris_are_the_same(tmp_path: Path) -> None:
     folder = tmp_path / "a model"
     folder.mkdir()
@@ -142,11 +182,56 @@ def test_a_note_that_is_no_digest_is_not_believed(
     assert memo.read_text() == right, "it is noted anew"
 
 
+def test_a_file_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are bytes; those that are no UTF-8 are no failure, and have digests of their own."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    files = [tmp_path / os.fsdecode(name) for name in (b"w\xff", b"w\xfe", "wé".encode())]
+    for file in files:
+        file.write_bytes(b"one")
+        for _ in range(2):
+            assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
+    assert len(list((tmp_path / "cache/digests").iterdir())) == 3
+    assert len({model_digest([file]) for file in files}) == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
+def test_a_note_that_is_no_file_is_not_believed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    right = file_sha256(file)
+    [memo] = (tmp_path / "cache/digests").iterdir()
+    memo.unlink()
+    if kind == "folder":
+        memo.mkdir()
+    else:
+        memo.symlink_to(memo if kind == "link to itself" else tmp_path / "nothing")
+    assert file_sha256(file) == right
+
+
 def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", "/proc/octavo")
     file = tmp_path / "weights"
     file.write_bytes(b"one")
     assert file_sha256(file) == hashlib.sha256(b"one").hexdigest()
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user id stands in no list of users."""
+    for name in ("OCTAVO_CACHE", "OCTAVO_MODELS", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(FileNotFoundError, match="no home folder to keep a cache in: set OCTAVO_CACHE"):
+        resolve("bundled://smollm2-135m-instruct")
+    assert examine().lacking == [
+        "This user has no home folder to keep a cache in: set OCTAVO_CACHE to a folder that can be written."
+    ]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_root() == Path("/caches/octavo")
 
 
 def test_equal_files_have_equal_digests_and_others_do_not(tmp_path: Path) -> None:

@@ -164,15 +164,6 @@ def test_octavo_chat_says_what_the_model_says(server: Server) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_octavo_doctor_shows_the_machine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "octavo_engine.cli", "doctor"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for word in ("instruction sets", "memory limit", "pyzmq", "bundled://smollm2-135m-instruct"):
-        assert word in done.stdout
-
-
 def test_keep_alive_outlives_the_gateway_s_idle_connections(server: Server) -> None:
     with server.client() as client:
         for _ in range(3):

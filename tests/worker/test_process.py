@@ -143,7 +143,8 @@ def test_signals_are_the_api_process_business():
         ("LLAMA", {"dtype": "float32", "quantization": "int8"}, "leave one of the two out"),
         ("LLAMA", {"kv_cache_dtype": "float16"}, "use bfloat16, float32, int8 or auto"),
         ("LLAMA", {"block_size": 32}, "use --block-size 16"),
-        ("LLAMA", {"max_model_len": 257}, "use at most 256"),
+        ("LLAMA", {"max_model_len": 257}, "use 256 or less"),
+        ("LLAMA", {"kv_cache_memory": 1 << 50}, "--kv-cache-memory 1048576.00Gi does not fit"),
     ],
 )
 def test_a_start_that_cannot_be_ends_with_a_sentence(model, config, sentence, tmp_path):

@@ -1,10 +1,13 @@
 import pytest
 
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
-from octavo_engine.worker.executable import KVGroup
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.worker.executable import KVGroup, Needs
 from octavo_engine.worker.sizing import (
     DEFAULT_POOL_BYTES,
     StartError,
+    check_before_loading,
+    choose_blocks,
     measured_batched_tokens,
     model_len,
     pool_blocks,
@@ -78,3 +81,51 @@ def test_a_length_that_cannot_be_served_stops_the_start_and_names_one_that_can(b
 )
 def test_batched_tokens_are_what_150_milliseconds_hold(fixed, per_token, expected):
     assert measured_batched_tokens(lambda tokens: fixed + per_token * tokens) == expected
+
+
+NEEDS = Needs(
+    weight_bytes=GIB // 2, table_bytes=GIB // 2, groups=(KVGroup(0, 1000), KVGroup(32, 600)), max_position=256
+)
+"""A block of 16 tokens takes 1,600 bytes."""
+
+
+def engine(**options):
+    return EngineConfig(model="", socket_folder="", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "left", "sentence"),
+    [
+        ({}, GIB - 1, r"take 0\.50Gi, and .* of 256 tokens 0\.50Gi; 1\.00Gi of memory are left here: raise"),
+        ({"kv_cache_memory": GIB + 1}, 2 * GIB, r"--kv-cache-memory 1\.00Gi does not fit: 1\.00Gi are left here"),
+        ({"kv_cache_memory": 1599}, 2 * GIB, "raise --kv-cache-memory to at least 1600 bytes"),
+        ({"max_model_len": 257}, 2 * GIB, "more than the model was made for: use 256 or less"),
+        ({"max_model_len": 200, "kv_cache_memory": 3 * 1600}, 2 * GIB, "it holds 48 tokens. Use --max-model-len 48"),
+        ({"max_model_len": 256}, GIB + 4 * 1600, "it holds 32 tokens. Use --max-model-len 32 or less"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, 2 * GIB, "--max-num-batched-tokens 4 is less than"),
+    ],
+)
+def test_what_the_header_shows_cannot_be_served_is_refused_before_loading(options, left, sentence):
+    with pytest.raises(StartError, match=sentence):
+        check_before_loading(NEEDS, engine(**options), left)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_cache_memory": 16 * 1600, "max_model_len": 256}, {"max_num_seqs": 64}, {"max_num_batched_tokens": 1}],
+)
+def test_what_may_be_served_is_loaded(options):
+    check_before_loading(NEEDS, engine(**options), 2 * GIB)
+
+
+def test_a_window_is_taken_with_the_fewest_tokens_of_a_step():
+    """How many a step has is measured behind the weights; what could fit then is not refused before."""
+    windows = NEEDS._replace(groups=(KVGroup(32, 1600),))
+    check_before_loading(windows, engine(kv_cache_memory=7 * 1600, max_model_len=256), 2 * GIB)
+    with pytest.raises(StartError, match="cannot hold one sequence"):
+        check_before_loading(windows, engine(kv_cache_memory=6 * 1600, max_model_len=256), 2 * GIB)
+
+
+def test_blocks_are_chosen_of_what_is_asked_for_or_left():
+    assert choose_blocks(3300, GIB, NEEDS.groups, 16) == (2, 2)
+    assert choose_blocks(0, 3200, NEEDS.groups, 16) == (1, 1)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import httpx
 
 _CONNECT_SECONDS: Final = 10.0
+_FOREIGN: Final = "The answer is not in OpenAI's format: is this the address of an inference server?"
 
 
 class ChatError(Exception):
@@ -19,12 +20,15 @@ class ChatError(Exception):
 class Conversation:
     """A conversation with one model of one server; remembers what was said."""
 
-    def __init__(self, url: str, model: str | None, system: str | None, api_key: str | None) -> None:
+    def __init__(self, url: str, model: str | None, system: str | None, api_key: str) -> None:
         """Open the conversation. Raises ChatError if the server does not answer or names no model."""
         base = url.rstrip("/")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-        self._http = httpx.Client(base_url=base.removesuffix("/v1") + "/v1/", headers=headers, timeout=timeout)
+        try:
+            self._http = httpx.Client(base_url=base.removesuffix("/v1") + "/v1/", headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ChatError(f"{url} is no URL ({error}): give one such as http://127.0.0.1:8000.") from error
         self.model = model or self._first_model()
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
@@ -33,8 +37,10 @@ class Conversation:
             answer = self._http.get("models")
             if answer.status_code == 200:
                 return str(answer.json()["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, LookupError) as error:
+        except httpx.HTTPError as error:
             raise ChatError(f"{self._http.base_url} does not answer ({error}).") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ChatError(f"What answers at {self._http.base_url} names no model as OpenAI's API does.") from error
         raise ChatError(_message(answer.content, answer.status_code))
 
     def say(self, text: str) -> Iterator[str]:
@@ -47,8 +53,7 @@ class Conversation:
                 if answer.status_code != 200:
                     raise ChatError(_message(answer.read(), answer.status_code))
                 for event in _events(answer.iter_lines()):
-                    for choice in event.get("choices", []):
-                        piece = choice["delta"].get("content") or ""
+                    for piece in _texts(event):
                         pieces.append(piece)
                         yield piece
         except httpx.HTTPError as error:
@@ -56,17 +61,29 @@ class Conversation:
         self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _events(lines: Iterator[str]) -> Iterator[Any]:
     for line in lines:
         if not line.startswith("data: "):
             continue
         if line == "data: [DONE]":
             return
-        event: dict[str, Any] = json.loads(line[len("data: ") :])
-        if "error" in event:
-            raise ChatError(str(event["error"].get("message", event["error"])))
+        try:
+            event = json.loads(line[len("data: ") :])
+        except ValueError:
+            raise ChatError(_FOREIGN) from None
+        if isinstance(event, dict) and "error" in event:
+            error = event["error"]
+            raise ChatError(str(error.get("message", error) if isinstance(error, dict) else error))
         yield event
     raise ChatError("The answer broke off.")
+
+
+def _texts(event: Any) -> list[str]:
+    """Return what an event adds to the answer. Raises ChatError if it is none of OpenAI's."""
+    try:
+        return [str(choice["delta"].get("content") or "") for choice in event.get("choices", [])]
+    except (AttributeError, LookupError, TypeError):
+        raise ChatError(_FOREIGN) from None
 
 
 def _message(body: bytes, status: int) -> str:
@@ -76,7 +93,7 @@ def _message(body: bytes, status: int) -> str:
         return f"The server answered {status}."
 
 
-def chat(url: str, model: str | None, system: str | None, api_key: str | None, prompt: str | None) -> int:
+def chat(url: str, model: str | None, system: str | None, api_key: str, prompt: str | None) -> int:
     """Talk until the input ends, or say `prompt` once. Returns the exit code."""
     try:
         conversation = Conversation(url, model, system, api_key)

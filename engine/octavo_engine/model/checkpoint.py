@@ -32,6 +32,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises FileNotFoundError or UnsupportedModelError, each with a sentence that says what to give instead.
     """
+    try:
+        return _open(path)
+    except (UnsupportedModelError, OSError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Metadata is read as what it should be: text where a number belongs, a list where there should be one value.
+        raise UnsupportedModelError(
+            f"What {path} says of itself is no model's ({type(error).__name__}: {error}); download the model again."
+        ) from error
+
+
+def _open(path: Path) -> Checkpoint:
     from octavo_engine.model.gguf import open_gguf
     from octavo_engine.model.safetensors import open_safetensors
 

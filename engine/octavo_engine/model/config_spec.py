@@ -16,6 +16,7 @@ from octavo_engine.model.spec import (
     NormSpec,
     RopeSpec,
     UnsupportedModelError,
+    check_stated,
 )
 
 ARCHITECTURES: Final = {
@@ -49,7 +50,7 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
 
     Raises UnsupportedModelError with a sentence for what is not served.
     """
-    architecture = _architecture(config)
+    architecture = served_architecture(config)
     if config.get("quantization_config"):
         raise UnsupportedModelError(
             "Quantised safetensors are not served yet; use the unquantised checkpoint, or a GGUF of the model."
@@ -59,6 +60,7 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
     gemma = architecture == "gemma3"
     norm = NormSpec(eps=float(config.get("rms_norm_eps", 1e-6)), offset=1.0 if gemma else 0.0)
     hidden_size, count = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    check_stated({"layers": count, "head dimensions": _head_dim(config), "experts": _num_experts(config)})
     kinds = _layer_kinds(config, architecture, count)
     layers = {kind: _layer(config, architecture, kind, norm) for kind in set(kinds)}
     return ModelSpec(
@@ -74,14 +76,20 @@ def spec_from_config(config: Mapping[str, Any], head_stored: bool) -> ModelSpec:
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    name = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+def served_architecture(config: Mapping[str, Any]) -> str:
+    """Return our name of a configuration's architecture. Raises UnsupportedModelError naming it, and those served."""
+    stated = config.get("architectures") or [config.get("model_type")]
+    name = stated[0] if isinstance(stated, list) else stated
+    if not isinstance(name, str):
+        raise UnsupportedModelError(
+            f"config.json names no architecture; give the folder of a model of {', '.join(ARCHITECTURES)}."
+        )
     found = ARCHITECTURES.get(name) or _OTHER_NAMES.get(name, name)
     if found not in ARCHITECTURES.values():
         raise UnsupportedModelError(
             f"Architecture {name} is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
         )
-    return str(found)
+    return found
 
 
 def _layer_kinds(config: Mapping[str, Any], architecture: str, count: int) -> list[str]:
@@ -105,7 +113,7 @@ def _layer_kinds(config: Mapping[str, Any], architecture: str, count: int) -> li
 
 def _layer(config: Mapping[str, Any], architecture: str, kind: str, norm: NormSpec) -> LayerSpec:
     num_heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // num_heads)
+    head_dim = _head_dim(config)
     gemma, bias = architecture == "gemma3", bool(config.get("attention_bias", False))
     scale = float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5 if gemma else head_dim**-0.5
     attention = AttentionSpec(
@@ -130,6 +138,15 @@ def _layer(config: Mapping[str, Any], architecture: str, kind: str, norm: NormSp
     )
 
 
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    # One library names them both ways.
+    return int(config.get("num_local_experts") or config.get("num_experts") or 0)
+
+
 def _mlp(config: Mapping[str, Any], architecture: str) -> MLPSpec:
     size, activation = int(config["intermediate_size"]), _activation(config)
     if architecture not in ("mixtral", "qwen3_moe"):
@@ -138,13 +155,11 @@ def _mlp(config: Mapping[str, Any], architecture: str) -> MLPSpec:
         raise UnsupportedModelError(
             "A mixture of experts with some layers that have none is not served yet; use a model with experts in all."
         )
-    # One library names them both ways.
-    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
     normalize = architecture == "mixtral" or bool(config.get("norm_topk_prob", False))
     return MLPSpec(
         int(config.get("moe_intermediate_size") or size),
         activation,
-        moe=MoESpec(experts, int(config.get("num_experts_per_tok") or 2), normalize),
+        moe=MoESpec(_num_experts(config), int(config.get("num_experts_per_tok") or 2), normalize),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,7 +55,8 @@ def _memo(path: Path, offset: int) -> Path:
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_ino}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
     if offset:
         identity += f"\0{offset}"
-    return cache_root() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+    # As the file system has it: a name of bytes that are no UTF-8 is a name, too.
+    return cache_root() / "digests" / hashlib.sha256(os.fsencode(identity)).hexdigest()
 
 
 def read_sha256(path: Path, progress: Progress | None = None, *, offset: int = 0) -> str:
@@ -74,5 +76,5 @@ def model_digest(files: Sequence[Path], progress: Progress | None = None) -> str
     """Return the digest of a checkpoint: names and contents of its files, in order."""
     state = hashlib.sha256(b"octavo model 1\0")
     for path in files:
-        state.update(path.name.encode() + b"\0" + file_sha256(path, progress).encode("ascii") + b"\0")
+        state.update(os.fsencode(path.name) + b"\0" + file_sha256(path, progress).encode("ascii") + b"\0")
     return state.hexdigest()

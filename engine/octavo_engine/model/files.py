@@ -10,10 +10,20 @@ from octavo_engine.contract import ENV_CACHE, ENV_MODELS
 
 
 def cache_root() -> Path:
-    """Return `$OCTAVO_CACHE`, or `${XDG_CACHE_HOME:-~/.cache}/octavo`. It need not exist."""
+    """Return `$OCTAVO_CACHE`, or `${XDG_CACHE_HOME:-~/.cache}/octavo`. It need not exist.
+
+    Raises FileNotFoundError, with the remedy, for a user without a home folder where neither variable is set.
+    """
     if stated := os.environ.get(ENV_CACHE):
         return Path(stated)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+    if stated := os.environ.get("XDG_CACHE_HOME"):
+        return Path(stated) / "octavo"
+    try:
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError:
+        raise FileNotFoundError(
+            f"This user has no home folder to keep a cache in: set {ENV_CACHE} to a folder that can be written."
+        ) from None
 
 
 def model_roots() -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.gguf_metadata import GGUFError, TensorPlace, read_gguf_header
-from octavo_engine.model.gguf_spec import spec_from_gguf
+from octavo_engine.model.gguf_spec import served_architecture, spec_from_gguf
 from octavo_engine.model.names import gguf_name
 from octavo_engine.model.pooling import pooling_from_gguf
 from octavo_engine.model.qtensor import QTensor, Stored, aligned
@@ -63,6 +63,8 @@ class GGUFFile:
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file of a served architecture."""
     file = GGUFFile(path)
+    # First: a file that is no language model, such as a vision encoder, lacks the tensors that are asked for below.
+    served_architecture(file.metadata)
     rope_divisors = file.tensor(_ROPE_DIVISORS).dequantize().tolist() if _ROPE_DIVISORS in file.places else []
     vocab_size = file.describe(gguf_name("embedding.weight")).shape[0]
     spec = spec_from_gguf(file.metadata, file.places, vocab_size, tuple(rope_divisors))

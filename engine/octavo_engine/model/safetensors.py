@@ -7,16 +7,18 @@ reader has no bfloat16.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_engine.model.checkpoint import Checkpoint
-from octavo_engine.model.config_spec import spec_from_config
+from octavo_engine.model.config_spec import served_architecture, spec_from_config
 from octavo_engine.model.names import huggingface_name
 from octavo_engine.model.pooling import pooling_from_folder
 from octavo_engine.model.qtensor import QTensor, Stored, aligned
@@ -31,6 +33,17 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Entry(msgspec.Struct):
+    """What a header says of a tensor. data_offsets: (begin, end) in bytes, from the header's end."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
 class SafetensorsFile:
     """One mapped file. Raises UnsupportedModelError if its header does not describe its bytes."""
 
@@ -42,20 +55,15 @@ class SafetensorsFile:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise UnsupportedModelError(f"{path} is not a complete safetensors file; download it again.")
-            try:
-                header = json.loads(stream.read(length))
-            except ValueError as error:
-                raise UnsupportedModelError(f"{path} has a damaged header; download it again.") from error
-        header.pop("__metadata__", None)
-        self.header: dict[str, dict[str, Any]] = header
+            self.header = _entries(path, stream.read(length))
         self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
-        if any(entry["data_offsets"][1] > self._data.size for entry in header.values()):
+        if any(entry.data_offsets[1] > self._data.size for entry in self.header.values()):
             raise UnsupportedModelError(f"{path} is shorter than its header says; download it again.")
 
     def describe(self, name: str) -> Stored:
         """Return a tensor's kind and shape."""
         entry = self.header[name]
-        return Stored(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+        return Stored(entry.dtype, entry.shape)
 
     def tensor(self, name: str) -> QTensor:
         """Return a tensor as a view of the mapped file."""
@@ -64,15 +72,27 @@ class SafetensorsFile:
             raise UnsupportedModelError(
                 f"Tensor '{name}' is stored as {kind}; use a checkpoint in F32, F16 or BF16, or a GGUF of the model."
             )
-        begin, end = entry["data_offsets"]
-        if end - begin != _STORED[kind].itemsize * int(np.prod(shape, dtype=np.int64)):
+        begin, end = entry.data_offsets
+        if end - begin != _STORED[kind].itemsize * math.prod(shape):
             raise UnsupportedModelError(f"Tensor '{name}' of {self.path} has the wrong size; download it again.")
         return QTensor(kind, shape, (aligned(self._data[begin:end], _STORED[kind]).reshape(shape),))
+
+
+def _entries(path: Path, header: bytes) -> dict[str, Entry]:
+    """Return what the header says, by the tensors' names."""
+    try:
+        stated = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        stated.pop("__metadata__", None)
+        return {name: msgspec.json.decode(entry, type=Entry) for name, entry in stated.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} has a damaged header ({error}); download it again.") from error
 
 
 def open_safetensors(folder: Path) -> Checkpoint:
     """Open a Hugging Face folder of a served architecture."""
     config = read_json(folder / "config.json")
+    # First: a model of another architecture may lack whatever else is asked for, and that is not what is wrong with it.
+    served_architecture(config)
     files = _tensor_files(folder)
     index = {name: file for file in files for name in file.header}
     spec = spec_from_config(config, head_stored=huggingface_name("head.weight") in index)
@@ -102,7 +122,10 @@ def open_safetensors(folder: Path) -> Checkpoint:
 def _tensor_files(folder: Path) -> list[SafetensorsFile]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
+        stated = read_json(index).get("weight_map")
+        if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
+            raise UnsupportedModelError(f"{index} does not say which file has which weights; download the model again.")
+        names = sorted(set(stated.values()))
         if any(Path(name).name != name for name in names):
             raise UnsupportedModelError(f"{index} names files outside its folder; download the model again.")
         missing = [name for name in names if not (folder / name).is_file()]
@@ -119,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object. Raises UnsupportedModelError, OSError."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON; download the model again.") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object; download the model again.")

@@ -12,6 +12,7 @@ from octavo_engine.model.digest import Progress, file_sha256
 from octavo_engine.model.spec import UnsupportedModelError
 
 NOT_YET_SERVED: Final = ("hf", "s3", "https", "pvc", "oci")
+_HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.:@-]*")
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)$", re.DOTALL)
 
 
@@ -42,15 +43,32 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
     if scheme == "bundled":
         return _resolve_bundled(bundled_model(rest), progress)
     if scheme == "file":
-        path = Path(unquote(rest) if source.lower().startswith("file://") else rest).expanduser()
-        if not path.exists():
-            raise ModelNotFoundError(f"There is no model at {path}; give a GGUF file or a Hugging Face folder.")
-        return path
+        return _resolve_path(unquote(rest) if source.lower().startswith("file://") else rest)
     if scheme in NOT_YET_SERVED:
         raise UnsupportedModelError(
             f"{scheme}:// models are not served yet; download the model and give its path, or use bundled://."
         )
     raise UnsupportedModelError(f"Unknown kind of model '{scheme}://'; give a path, file:// or bundled://.")
+
+
+def _resolve_path(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:
+        raise ModelNotFoundError(f"There is no user of '{name}'; give the whole path of a model.") from None
+    if path.exists():
+        return path
+    fetched = f"bundled:// models alone are fetched ({', '.join(f'bundled://{known}' for known in sorted(BUNDLED))})"
+    if name in BUNDLED:
+        raise ModelNotFoundError(f"There is no model at {path}; the bundled one is called bundled://{name}.")
+    if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
+        raise ModelNotFoundError(
+            f"There is no model at {path}, and nothing is fetched from the Hugging Face Hub: {fetched}. Download it, "
+            f"such as with hf download {name} --local-dir FOLDER, and give the folder."
+        )
+    raise ModelNotFoundError(
+        f"There is no model at {path}; give a GGUF file or a Hugging Face folder on this machine: {fetched}."
+    )
 
 
 def _resolve_bundled(model: BundledModel, progress: Progress | None) -> Path:

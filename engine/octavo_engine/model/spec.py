@@ -6,14 +6,34 @@ means building another spec (and a name map, `names.py`), and touches a backend 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+_LARGEST: Final = 2**31 - 1
+"""Kernels count in 32 bits."""
+
+_MOST: Final = {"layers": 10_000, "experts": 10_000, "head dimensions": 65_536, "rotated dimensions": 65_536}
+"""Far beyond any model: what a spec has an entry for each of, a damaged configuration cannot have made."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
 class UnsupportedModelError(ValueError):
     """The checkpoint asks for something no backend here computes; the message is one sentence with the remedy."""
+
+
+def check_stated(stated: Mapping[str, int]) -> None:
+    """Refuse counts beyond any model's, before a spec is made of them: it has entries for layers, experts and angles.
+
+    Raises UnsupportedModelError with a sentence.
+    """
+    for what, count in stated.items():
+        if not 0 <= count <= _MOST[what]:
+            raise UnsupportedModelError(
+                f"The model states {count} {what}, and {_MOST[what]} are the most there can be; its configuration is "
+                "damaged, fetch it again."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +148,25 @@ class ModelSpec:
         """Refuse sizes that contradict one another, so that a backend may trust them."""
         if not self.layers:
             raise UnsupportedModelError("The model has no layers; its configuration is damaged, fetch it again.")
+        sizes = {"vocabulary": self.vocab_size, "hidden size": self.hidden_size, "context": self.max_position}
         for index, layer in enumerate(self.layers):
             _check_attention(index, layer.attention)
-        if min(self.vocab_size, self.hidden_size, self.max_position) < 1:
+            heads, width = layer.attention.num_heads, layer.attention.head_dim
+            sizes |= {f"heads of layer {index}": heads, f"head dimension of layer {index}": width}
+            sizes |= {f"feed-forward size of layer {index}": layer.mlp.intermediate_size}
+        if wrong := [f"{name} {size}" for name, size in sizes.items() if not 1 <= size <= _LARGEST]:
             raise UnsupportedModelError(
-                f"The model's sizes must be positive (vocabulary {self.vocab_size}, hidden size {self.hidden_size}, "
-                f"context {self.max_position}); its configuration is damaged, fetch it again."
+                f"The model's sizes must be 1 to {_LARGEST} ({', '.join(wrong[:3])}); its configuration is damaged, "
+                "fetch it again."
             )
 
 
 def _check_attention(index: int, attention: AttentionSpec) -> None:
+    if not 0 <= attention.window <= _LARGEST:
+        raise UnsupportedModelError(
+            f"Layer {index} attends to a window of {attention.window} tokens; the model's configuration is damaged, "
+            "fetch it again."
+        )
     if attention.num_kv_heads < 1 or attention.num_heads % attention.num_kv_heads:
         raise UnsupportedModelError(
             f"Layer {index} has {attention.num_heads} query heads for {attention.num_kv_heads} key/value heads, "

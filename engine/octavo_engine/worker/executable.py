@@ -19,6 +19,19 @@ class KVGroup(NamedTuple):
     bytes_per_block: int
 
 
+class Needs(NamedTuple):
+    """What a checkpoint's header says of the memory it will take, in bytes, and of its cache's groups.
+
+    weight_bytes: its packed weights. table_bytes: its rotary factors, which grow with the longest context.
+    max_position: the longest context in tokens it was made for.
+    """
+
+    weight_bytes: int
+    table_bytes: int
+    groups: tuple[KVGroup, ...]
+    max_position: int
+
+
 class KVLayout(Protocol):
     """A backend's KV cache. A block is opaque bytes to everybody else: 16 tokens over all layers of its group."""
 

@@ -10,7 +10,7 @@ from octavo_engine.contract import BLOCK_SIZE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.model.pooling import Pooling
 from octavo_engine.worker.executable import Executable
-from octavo_engine.worker.sizing import StartError
+from octavo_engine.worker.sizing import StartError, check_before_loading, memory_left
 
 Report = Callable[[str, float], None]
 """Called with a stage a person understands and how far it is, 0 to 1."""
@@ -86,10 +86,9 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     path = resolve(config.model, report)
     checkpoint = open_checkpoint(path)
     precision = choose_precision(config.dtype, config.quantization, config.kv_cache_dtype, checkpoint.quantization)
-    digest = model_digest(checkpoint.files, report)
     try:
         # Only now: it imports the kernels, which a wheel of the operator alone does not have.
-        from octavo_engine.worker.backends.cpu import build_cpu, start_pool
+        from octavo_engine.worker.backends.cpu import build_cpu, cpu_needs, start_pool
     except ImportError as error:
         raise StartError(
             f"This installation has no CPU kernels ({error}): install a C++20 compiler (Debian: apt-get install g++) "
@@ -98,7 +97,12 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     try:
         pool = start_pool(config.threads)
     except RuntimeError as error:
-        raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
+        # An instruction set that OCTAVO_CPU_ISA asks for and this machine has not: the message names those it has.
+        raise StartError(str(error)) from error
+    # From here on weights are read, which takes minutes for a large model: what can be refused is refused before.
+    needs = cpu_needs(checkpoint, precision, config.block_size, config.max_model_len)
+    check_before_loading(needs, config, memory_left())
+    digest = model_digest(checkpoint.files, report)
     executable = build_cpu(
         checkpoint,
         digest,

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import psutil
 
-from octavo_engine.core.config import SchedulerConfig
-from octavo_engine.core.limits import largest_model_len
-from octavo_engine.worker.executable import Executable, KVGroup, ModelStep
+from octavo_engine.core.config import CacheGroup, SchedulerConfig
+from octavo_engine.core.limits import check_start, largest_model_len
+from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.worker.cgroup import memory_limit
+from octavo_engine.worker.executable import Executable, KVGroup, ModelStep, Needs
 
 DEFAULT_POOL_SHARE: Final = 0.5
 """Of the memory that is left once the weights are loaded: the rest is for activations and the API process."""
@@ -29,6 +32,49 @@ STEP_SECONDS: Final = 0.150
 
 class StartError(Exception):
     """The engine cannot start as it was asked to; the message says what to change."""
+
+
+def memory_left() -> int:
+    """Return the bytes this process may still take: what the machine has, or what the container's limit leaves."""
+    left = psutil.virtual_memory().available
+    limit = memory_limit()
+    return left if limit is None else max(0, min(left, limit.limit - limit.used))
+
+
+def check_before_loading(needs: Needs, config: EngineConfig, left: int) -> None:
+    """Raise StartError, before weights are read, for what could not be served once they are.
+
+    left: bytes of memory. What is measured behind the weights (tokens of a step) is taken as small as it can be: what
+    passes here may still be refused then.
+    """
+    after = left - needs.weight_bytes - needs.table_bytes
+    if after < 0:
+        longest = min(config.max_model_len or needs.max_position, needs.max_position)
+        raise StartError(
+            f"The model's weights take {needs.weight_bytes / 2**30:.2f}Gi, and the rotary factors of {longest} tokens "
+            f"{needs.table_bytes / 2**30:.2f}Gi; {left / 2**30:.2f}Gi of memory are left here: raise the memory limit, "
+            "or take less with --quantization int8 or int4, or a smaller --max-model-len."
+        )
+    counts = choose_blocks(config.kv_cache_memory, after, needs.groups, config.block_size)
+    cache = SchedulerConfig(
+        groups=tuple(CacheGroup(count, group.window) for count, group in zip(counts, needs.groups, strict=True)),
+        max_model_len=needs.max_position,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs or 1,
+        max_num_batched_tokens=config.max_num_batched_tokens or max(MIN_BATCHED_TOKENS, config.max_num_seqs),
+        kv_allocation=config.kv_allocation,
+    )
+    longest = model_len(config.max_model_len, needs.max_position, cache)
+    try:
+        check_start(dataclasses.replace(cache, max_model_len=longest))
+    except ValueError as error:
+        raise StartError(f"{error}.") from error
+
+
+def choose_blocks(requested: int, left: int, groups: Sequence[KVGroup], block_size: int) -> tuple[int, ...]:
+    """Return the blocks of each group: of `requested` bytes, or for 0 of what `left` bytes allow. Raises StartError."""
+    bytes_per_token = sum(group.bytes_per_block for group in groups) // block_size
+    return pool_blocks(pool_bytes(requested, left, bytes_per_token), groups)
 
 
 def pool_bytes(requested: int, left: int, bytes_per_token: int) -> int:

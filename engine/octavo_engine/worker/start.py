@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
-
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.lifecycle import Lifecycle
 from octavo_engine.core.scheduler import create_scheduler
@@ -19,7 +17,6 @@ from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Embeddings, Loaded, Progress
 from octavo_engine.ipc.vocabulary import read_vocabulary
-from octavo_engine.worker.cgroup import memory_limit
 from octavo_engine.worker.executor import Executor, make_executor
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.guardian import Endpoint
@@ -28,10 +25,10 @@ from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 from octavo_engine.worker.sizing import (
     StartError,
+    choose_blocks,
     measured_batched_tokens,
+    memory_left,
     model_len,
-    pool_blocks,
-    pool_bytes,
     step_seconds,
 )
 
@@ -138,20 +135,12 @@ def _reporter(endpoint: Endpoint) -> Report:
     return report
 
 
-def memory_left() -> int:
-    """Return the bytes this process may still take: what the machine has, or what the container's limit leaves."""
-    left = psutil.virtual_memory().available
-    limit = memory_limit()
-    return left if limit is None else max(0, min(left, limit.limit - limit.used))
-
-
 def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocated: tuple[int, ...]) -> tuple[int, ...]:
     report("Allocating the KV cache", 0.0)
     layout = model.executable.layout
     num_blocks = model.num_blocks
     if not num_blocks:
-        bytes_per_token = sum(group.bytes_per_block for group in layout.groups) // layout.block_size
-        num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left(), bytes_per_token), layout.groups)
+        num_blocks = choose_blocks(config.kv_cache_memory, memory_left(), layout.groups, layout.block_size)
     if num_blocks == allocated:
         return num_blocks
     started = time.perf_counter()

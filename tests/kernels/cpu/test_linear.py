@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from octavo_kernels.cpu._native import Pool, Weight, linear, plan_packing
 from octavo_kernels.cpu.weights import pack
+from tests.kernels.cpu.bits import bits
 from tests.kernels.cpu.weight_samples import (
     EIGHT_BITS,
     FLOATS,
@@ -50,8 +51,8 @@ def as_computed(kind: str, x: NDArray[np.float32]) -> NDArray[np.float64]:
     if kind == "F32":
         return x.astype(np.float64)
     if kind == "BF16":
-        bits = x.view(np.uint32).astype(np.uint64)
-        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+        pattern = x.view(np.uint32).astype(np.uint64)
+        rounded = (pattern + 0x7FFF + (pattern >> 16 & 1)) >> 16 << 16
         return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
     integers, units = split(kind, x)
     return integers * np.repeat(units, [32 * count for count in chunks(x.shape[1])], axis=1).astype(np.float64)
@@ -178,12 +179,26 @@ def test_a_row_alone_is_the_row_among_others_and_in_chunks(pool: Pool, kind: str
     k = 512
     weight, _ = weight_of(pool, kind, 77, k)
     x = inputs(64, k)
-    together = product(pool, x, weight).view(np.uint32)
-    alone = np.concatenate([product(pool, x[i : i + 1], weight) for i in range(64)]).view(np.uint32)
-    assert np.array_equal(together, alone)
+    together = bits(product(pool, x, weight))
+    alone = np.concatenate([product(pool, x[i : i + 1], weight) for i in range(64)])
+    assert np.array_equal(together, bits(alone))
     cuts = [0, 3, 10, 11, 37, 64]
     chunks = [product(pool, x[low:high], weight) for low, high in itertools.pairwise(cuts)]
-    assert np.array_equal(together, np.concatenate(chunks).view(np.uint32))
+    assert np.array_equal(together, bits(np.concatenate(chunks)))
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, *QUANTISED])
+@pytest.mark.parametrize("scale", [1e37, 1e38, 3e38])
+def test_a_row_that_overflows_alone_overflows_among_others(pool: Pool, kind: str, scale: float) -> None:
+    """To infinities and to what is not a number in the same places, whatever the signs of that (`bits`)."""
+    n, k = 138, unit(kind) * 5 if unit(kind) > 1 else 163
+    weight, _ = weight_of(pool, kind, n, k)
+    with np.errstate(over="ignore"):
+        x = inputs(33, k) * np.float32(scale)
+    together = product(pool, x, weight)
+    alone = np.concatenate([product(pool, x[i : i + 1], weight) for i in range(33)])
+    assert scale < 3e38 or not np.isfinite(together).all()
+    assert np.array_equal(bits(together), bits(alone))
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, "Q8_0", "Q4_1"])
@@ -197,16 +212,17 @@ def test_a_row_is_itself_among_two_thousand(pool: Pool, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_quantised_products_are_the_same_in_every_variant(pools: dict[str, Pool], kind: str) -> None:
-    """Rows and groups around the edges of every variant's tiles and chunks."""
+    """Rows and groups around the edges of every variant's tiles and chunks; also where many of them overflow."""
     for rows, n, k in ((9, 96, 768), (5, 70, unit(kind)), (37, 50, unit(kind) * 7), (200, 34, unit(kind) * 25)):
         source, target, plane, _ = sample(kind, n, k)
-        x = inputs(rows, k) * np.float32(37)
         half = n // 2
-        results = {}
-        for name, pool in pools.items():
+        results: dict[str, bytes] = {}
+        for scale, (name, pool) in itertools.product((37, 1e38), pools.items()):
+            with np.errstate(over="ignore"):
+                x = inputs(rows, k) * np.float32(scale)
             plain = product(pool, x, pack(pool, source, [plane], k, target))
             gated = product(pool, x, pack(pool, source, [plane[:half], plane[half:]], k, target, gate_up=True))
-            results[name] = np.concatenate([plain, gated], axis=1).tobytes()
+            results[name] = results.get(name, b"") + bits(np.concatenate([plain, gated], axis=1)).tobytes()
         assert len(set(results.values())) == 1, {name: hash(result) for name, result in results.items()}
 
 

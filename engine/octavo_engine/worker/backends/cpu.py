@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,13 @@ from octavo_engine.worker.backends.cpu_adapters import CpuAdapter, build_adapter
 from octavo_engine.worker.backends.cpu_cache import CpuLayout
 from octavo_engine.worker.backends.cpu_mixture import Mixture
 from octavo_engine.worker.backends.cpu_precision import Precision
-from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors
+from octavo_engine.worker.backends.cpu_weights import Progress, load_matrices, load_norm, load_vectors, packed_bytes
 from octavo_engine.worker.cgroup import compute_threads, spin_microseconds
-from octavo_engine.worker.executable import ModelStep
+from octavo_engine.worker.executable import ModelStep, Needs
 from octavo_kernels.cpu import Layer, LayerLora, Pool, Rope, Step, Weight, embed, forward, logits, rms_norm
 
 Floats = NDArray[np.float32]
+_FLOAT_BYTES: Final = 4
 
 
 def start_pool(threads: int = 0) -> Pool:
@@ -32,6 +33,23 @@ def start_pool(threads: int = 0) -> Pool:
     """
     threads = threads or compute_threads()
     return Pool(threads, spin_microseconds(threads))
+
+
+def cpu_needs(checkpoint: Checkpoint, precision: Precision, block_size: int, max_model_len: int) -> Needs:
+    """Return what a checkpoint will take on this backend; no weight is read. Raises UnsupportedModelError.
+
+    max_model_len: as `build_cpu` will be told.
+    """
+    spec = checkpoint.spec
+    groups = CpuLayout(spec, block_size, precision.cache).groups
+    # A longer one than the model's is refused for that, not for its memory.
+    positions = min(max_model_len or spec.max_position, spec.max_position)
+    angles = sum(rope.dim // 2 for rope in _ropes(spec)) * positions
+    return Needs(packed_bytes(checkpoint, precision), 2 * angles * _FLOAT_BYTES, groups, spec.max_position)
+
+
+def _ropes(spec: ModelSpec) -> set[RopeSpec]:
+    return {layer.attention.rope for layer in spec.layers}
 
 
 def build_cpu(
@@ -59,7 +77,7 @@ def build_cpu(
     matrices = load_matrices(checkpoint, digest, precision, pool, progress)
     # A context beyond max_model_len is never asked for: its rotary factors would be memory for nothing.
     positions = max_model_len or spec.max_position
-    ropes = {rope: Rope(*rope_table(rope, positions)) for rope in {layer.attention.rope for layer in spec.layers}}
+    ropes = {rope: Rope(*rope_table(rope, positions)) for rope in _ropes(spec)}
     layers = [_layer(checkpoint, index, layer, layout, ropes, matrices) for index, layer in enumerate(spec.layers)]
     mixtures = [_mixture(checkpoint, index, layer, matrices) for index, layer in enumerate(spec.layers)]
     final_norm = load_norm(checkpoint, spec.final_norm, "final_norm.weight")

@@ -53,7 +53,7 @@ def load_matrices(
     They are read from the cache's `packed` folder; what is not there is packed into it, or into memory if it cannot
     be written. Raises UnsupportedModelError if a tensor has not the shape that the configuration says.
     """
-    sources = [_source(checkpoint, precision, *matrix) for matrix in _matrices(checkpoint.spec)]
+    sources = _sources(checkpoint, precision)
     contents = _contents(digest, sources)
     data = _packed_data(checkpoint, contents, sources, pool, progress)
     return {
@@ -68,21 +68,29 @@ def load_matrices(
     }
 
 
+def packed_bytes(checkpoint: Checkpoint, precision: Precision) -> int:
+    """Return the bytes that `load_matrices` would take, from what the header says. Raises UnsupportedModelError."""
+    return _contents("", _sources(checkpoint, precision)).nbytes
+
+
+def _sources(checkpoint: Checkpoint, precision: Precision) -> list[Source]:
+    return [_source(checkpoint, precision, *matrix) for matrix in _matrices(checkpoint.spec)]
+
+
 def _packed_data(
     checkpoint: Checkpoint, contents: Contents, sources: list[Source], pool: Pool, progress: Progress
 ) -> NDArray[np.uint8]:
     name = hashlib.sha256(json.dumps(contents.description()).encode()).hexdigest()[:32]
-    path = cache_root() / "packed" / f"{name}-{PACKING_VERSION}.packed"
 
     def fill(data: NDArray[np.uint8]) -> None:
         for index, (source, entry) in enumerate(zip(sources, contents.entries, strict=True)):
             progress("packing weights", index / len(sources))
             _pack(pool, checkpoint, source, data[entry.offset : entry.offset + entry.nbytes])
 
-    if (data := open_packed(path, contents)) is not None:
-        return data
     try:
-        return write_packed(path, contents, fill)
+        path = cache_root() / "packed" / f"{name}-{PACKING_VERSION}.packed"
+        data = open_packed(path, contents)
+        return write_packed(path, contents, fill) if data is None else data
     except OSError as error:
         _log.warning("Packed weights are not kept (%s): every start packs them again, into memory of its own.", error)
     data = aligned_bytes(contents.nbytes)

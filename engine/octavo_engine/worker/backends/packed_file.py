@@ -6,7 +6,11 @@
     4096·n data: the packed matrices, each at its entry's offset
 
 A file is complete or absent (written beside its place, synced, renamed). One that is cut short, damaged or not what was
-asked for is not used; what changed on disk since it was written is read whole once, against its SHA-256.
+asked for is not used; what changed on disk since it was written is read whole once, against its SHA-256. A header is
+compared with the one that is expected, byte for byte: nothing of a file is interpreted before it is known to be ours.
+
+Engines that start together each write a file of their own and each put it in its place; whoever writes one holds a lock
+on it, so that one without a lock is what an engine left that died.
 
 It is read into memory of the engine's own, not mapped: anonymous memory comes in huge pages, a file's pages are small,
 and a decode step, which reads all weights once, is bound by reading them (benchmarks/page_size.py).
@@ -14,15 +18,16 @@ and a decode step, which reads all weights once, is bound by reading them (bench
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import mmap
 import os
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,10 +39,11 @@ from octavo_kernels.cpu.weights import ALIGNMENT, PACKING_VERSION, aligned_bytes
 
 _MAGIC: Final = b"OCTAVOPW"
 _PAGE: Final = 4096
+_PARTIAL: Final = ".partial"
 _PREFIX: Final = struct.Struct("<8sQ")
-_HEADER_BYTES: Final = 1 << 26
-_ABANDONED_SECONDS: Final = 3600.0
-"""A partial file this old belongs to an engine that died while it wrote."""
+_NO_DIGEST: Final = "0" * 64
+_DIGEST_AT: Final = slice(-len(_NO_DIGEST) - len('"}'), -len('"}'))
+"""Where the digest stands in a header: it is what comes last."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,34 +91,38 @@ def open_packed(path: Path, contents: Contents) -> NDArray[np.uint8] | None:
     """Return the file's data, or None if there is no such file or it is not whole."""
     try:
         with path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            header, start = _read_header(stream.read(_PREFIX.size), stream.read)
-            expected = header.pop("sha256")
-            if header != contents.description() or status.st_size != start + contents.nbytes:
-                raise ValueError("it holds something else")
+            expected, start = _read_digest(stream, contents)
+            if os.fstat(stream.fileno()).st_size != start + contents.nbytes:
+                raise ValueError("it is not as long as its header says")
             if file_sha256(path, offset=start) != expected:
                 raise ValueError("its data has changed since it was written")
-            data = aligned_bytes(contents.nbytes)
-            stream.seek(start)
-            if stream.readinto(data.data) != contents.nbytes:
-                raise ValueError("it was cut short meanwhile")
+            return _read_data(stream, start, contents.nbytes)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         _log.warning("Packed weights in %s are not used: %s. They are packed again.", path, error)
         return None
+
+
+def _read_data(stream: BufferedReader, start: int, nbytes: int) -> NDArray[np.uint8]:
+    data = aligned_bytes(nbytes)
+    stream.seek(start)
+    if stream.readinto(data.data) != nbytes:
+        raise OSError("it was cut short meanwhile")
     data.flags.writeable = False
     return data
 
 
-def _read_header(prefix: bytes, read: Callable[[int], bytes]) -> tuple[dict[str, Any], int]:
-    magic, length = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (b"", 0)
-    if magic != _MAGIC or length > _HEADER_BYTES:
-        raise ValueError("it has no header of ours")
-    header = json.loads(read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header is damaged")
-    return header, _data_start(length)
+def _read_digest(stream: BufferedReader, contents: Contents) -> tuple[str, int]:
+    """Return the digest in the header, and where the data starts. Raises ValueError if it holds something else."""
+    description = contents.description()
+    length = len(_header(description, _NO_DIGEST))
+    # A header that is longer or shorter differs in the prefix already, which states its length.
+    read = stream.read(_PREFIX.size + length)
+    digest = read[_DIGEST_AT].decode("latin-1")
+    if read != _PREFIX.pack(_MAGIC, length) + _header(description, digest):
+        raise ValueError("its header is not that of these weights")
+    return digest, _data_start(length)
 
 
 def write_packed(path: Path, contents: Contents, fill: Callable[[NDArray[np.uint8]], None]) -> NDArray[np.uint8]:
@@ -122,7 +132,7 @@ def write_packed(path: Path, contents: Contents, fill: Callable[[NDArray[np.uint
     """
     description = contents.description()
     # The digest is known only at the end and has one length: the header's place is fixed before.
-    length = len(_header(description, "0" * 64))
+    length = len(_header(description, _NO_DIGEST))
     start = _data_start(length)
     with _partial_file(path) as (handle, partial):
         # Allocated, not only extended: a full disk is an error here, where a write into the mapping would be a signal.
@@ -134,19 +144,18 @@ def write_packed(path: Path, contents: Contents, fill: Callable[[NDArray[np.uint
         os.pwrite(handle, _PREFIX.pack(_MAGIC, length) + _header(description, digest), 0)
         os.fsync(handle)
         os.replace(partial, path)
-    remember_sha256(path, digest, offset=start)
-    written = open_packed(path, contents)
-    if written is None:
-        raise OSError(f"{path} could not be read back")
-    return written
+        remember_sha256(path, digest, offset=start)
+        # Through the handle: another engine may have put its file there by now, or removed this one.
+        with open(handle, "rb", closefd=False) as stream:
+            return _read_data(stream, start, contents.nbytes)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _partial_file(path: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (handle, path) of a new file beside `path`, locked for as long as it is written, gone afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    partial = Path(name)
+    handle, partial = _locked_file(path)
     try:
         yield handle, partial
     finally:
@@ -154,13 +163,40 @@ def _partial_file(path: Path) -> Iterator[tuple[int, Path]]:
         partial.unlink(missing_ok=True)
 
 
+def _locked_file(path: Path) -> tuple[int, Path]:
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
+        # A file system without locks keeps what is abandoned on it: nobody can tell.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):
+            return handle, Path(name)
+        # Another engine found it between the two calls, not locked yet, and removed it.
+        os.close(handle)
+
+
 def _remove_abandoned(folder: Path) -> None:
-    """Remove partial files nobody writes any more, and files of other packing versions, which nobody will read."""
+    """Remove partial files nobody writes any more, and files of other packing versions, which nobody will read.
+
+    Others do the same, or put their files in place, at the same time: what has gone is as good as removed, and what
+    may not be removed stays.
+    """
     for path in folder.iterdir():
-        stale = path.suffix == ".packed" and not path.stem.endswith(f"-{PACKING_VERSION}")
-        partial = path.suffix == ".partial" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
-        if stale or partial:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if path.suffix == _PARTIAL:
+                _remove_unlocked(path)
+            elif path.suffix == ".packed" and not path.stem.endswith(f"-{PACKING_VERSION}"):
+                path.unlink()
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove a file that nobody holds locked. Raises OSError (BlockingIOError if somebody does)."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(handle)
 
 
 def _header(description: dict[str, Any], digest: str) -> bytes:

@@ -51,7 +51,8 @@ INLINE void finish_tile(const Gemm& gemm, const float* sums, int row, int rows, 
 
 using TileFunction = void (*)(const Gemm&, int row, int panel, float* sums);
 
-// Multiply by functions for 1, 2, 3, … rows, up to `most`.
+// Multiply by functions for 1, 2, 3, … rows, up to `most`. A row has the same bits by each of them, but for the sign and
+// payload of a NaN: of two the processor passes on the first operand's, and the compiler orders the operands.
 INLINE void multiply_by_rows(const Gemm& gemm, const Block& block, const TileFunction* by_rows, int most) {
     alignas(64) float sums[MOST_TILE_ROWS * PANEL];
     for (int panel = block.panel; panel < block.end_panel; ++panel) {
