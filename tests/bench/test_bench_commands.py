@@ -73,6 +73,41 @@ def test_serve_at_a_share_of_saturation(tmp_path):
     ElementTree.parse(tmp_path / "serve-latency.svg")
 
 
+def trace_of(folder, *lengths):
+    """A trace of requests 0.1 s apart, each (prompt, output) tokens long."""
+    trace = folder / "trace.csv"
+    rows = (f"2023-11-16 18:15:4{index / 10:.1f},{prompt},{output}" for index, (prompt, output) in enumerate(lengths))
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return trace
+
+
+def test_a_run_whose_every_request_fails_is_a_sentence_and_no_table(tmp_path):
+    report = tmp_path / "report.json"
+    with own_server("scripted://?blocks=64&max_len=64") as server:
+        arguments = ("serve", server.url, "--workload", "fixed:100,8", "-n", 2, "--vocab", 255, "--json", report)
+        ran = bench(*arguments, code=1)
+    assert ran.stdout == ""
+    assert "Every one of the 2 requests failed, the first because the server answered 400" in ran.stderr
+    found = json.loads(report.read_text())["figures"]
+    assert (found["requests"], found["failed"], found["ttft"]["p50"]) == (2, 2, "infinite")
+    assert found["first_error"] in ran.stderr
+    assert found["ttft"]["mean"] is found["saturation"] is None
+
+
+def test_a_request_that_fails_among_others_is_said_beside_the_table(tmp_path):
+    report = tmp_path / "report.json"
+    trace = trace_of(tmp_path, (16, 1), (100, 8), (16, 1))
+    with own_server("scripted://?blocks=64&max_len=64") as server:
+        ran = bench("serve", server.url, "--workload", trace, "--vocab", 255, "--json", report)
+    assert "1 of them failed" in ran.stdout
+    assert "1 of 3 requests failed, the first because the server answered 400" in ran.stderr
+    found = json.loads(report.read_text())["figures"]
+    assert (found["failed"], found["ttft"]["p99"]) == (1, "infinite")
+    assert 0 < found["ttft"]["p50"] < 60
+    # One message each: there was no gap to measure, except the infinite ones of the failure.
+    assert found["itl"] == {"p50": "infinite", "p90": "infinite", "p95": "infinite", "p99": "infinite", "mean": None}
+
+
 def test_perplexity_of_configurations_beside_the_reference(tmp_path):
     report = tmp_path / "report.json"
     bench("perplexity", URI, "--windows", 2, "--window", 128, "-c", "auto", "--json", report)

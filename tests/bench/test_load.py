@@ -54,7 +54,7 @@ def test_refused_requests_are_infinite_and_the_others_go_on(server):
     assert found.failed == 1
     assert found.ttft["p99"] == math.inf
     assert found.slo_attainment == pytest.approx(2 / 3)
-    assert "1 failed" in online.table(found).title
+    assert "1 of them failed" in online.table(found).title
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class LoadResult(msgspec.Struct, frozen=True):
         return sum(bool(outcome.error) for outcome in self.outcomes)
 
     @property
+    def first_error(self) -> str:
+        """Why the first of them failed, on one line; empty if none did."""
+        return next((" ".join(outcome.error.split()) for outcome in self.outcomes if outcome.error), "")
+
+    @property
     def output_tokens(self) -> int:
         """Tokens of the requests that ended well."""
         return sum(outcome.output_tokens for outcome in self.outcomes if not outcome.error)
@@ -85,6 +90,21 @@ class LoadResult(msgspec.Struct, frozen=True):
     def request_rate(self) -> float:
         """Requests that ended well, a second."""
         return (len(self.outcomes) - self.failed) / self.seconds
+
+
+class LoadError(RuntimeError):
+    """Requests failed that must not; the message is one sentence."""
+
+
+def failures(load: LoadResult) -> str:
+    """Return how many requests failed and why, in one sentence; empty if none did."""
+    if not load.failed:
+        return ""
+    whole = len(load.outcomes)
+    if load.failed < whole:
+        return f"{load.failed} of {whole} requests failed, the first because {load.first_error}."
+    which = "The one request" if whole == 1 else f"Every one of the {whole} requests"
+    return f"{which} failed{'' if whole == 1 else ', the first'} because {load.first_error}."
 
 
 class Target(msgspec.Struct, frozen=True):

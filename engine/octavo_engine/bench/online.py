@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from octavo_engine.bench.load import LoadResult, Target, Tell, drive
+from octavo_engine.bench.load import LoadError, LoadResult, Target, Tell, drive, failures
 from octavo_engine.bench.plot import Line, cumulative, lines
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import goodput, number, percentile, percentiles
@@ -18,13 +18,20 @@ Make = Callable[[int], list[Item]]
 
 
 class Online(msgspec.Struct, frozen=True):
-    """One run under load. Seconds; failed requests are infinite in every percentile."""
+    """One run under load. Seconds; rates a second.
+
+    A failed request counts as infinite in every percentile, and in no mean. As JSON, `"infinite"` is such a figure,
+    and null is one that there was nothing to measure for (the inter-token time of answers in one message, say).
+    """
 
     requests: int
     failed: int
+    """Of `requests`; those of `health` are counted by `health_failed`."""
     first_error: str
+    """Why the first of them failed; empty if none did."""
     seconds: float
     offered_rate: float
+    """By the arrivals; infinite if all came at once."""
     request_rate: float
     output_rate: float
     total_rate: float
@@ -42,14 +49,16 @@ class Online(msgspec.Struct, frozen=True):
     late_p99: float
     """How much later than due the load generator itself sent: what it adds to the figures."""
     client_cpu: float
-    saturation: float = 0.0
+    """CPU of the load generator, in shares of one core."""
+    saturation: float | None = None
+    """Requests a second that the server ends for clients who always want another; None if it was not sought."""
 
 
 def saturation(target: Target, make: Make, clients: int, seconds: float, tell: Tell | None = None) -> float:
     """Return the requests a second that the server ends for `clients` clients who each send one after the other.
 
     The number of requests is chosen from a first round of one for each client, so that the measured round takes about
-    `seconds`. Raises OSError, ValueError; RuntimeError if a request fails, for then this is no saturation.
+    `seconds`. Raises OSError, ValueError; LoadError if a request fails, for then this is no saturation.
     """
     first = asyncio.run(drive(target, make(clients), clients=clients, probe=False))
     _check(first)
@@ -61,8 +70,7 @@ def saturation(target: Target, make: Make, clients: int, seconds: float, tell: T
 
 def _check(load: LoadResult) -> None:
     if load.failed:
-        error = next(outcome.error for outcome in load.outcomes if outcome.error)
-        raise RuntimeError(f"{load.failed} of {len(load.outcomes)} requests failed: {error}")
+        raise LoadError(failures(load))
 
 
 def run(target: Target, items: Sequence[Item], tell: Tell | None = None) -> LoadResult:
@@ -72,7 +80,7 @@ def run(target: Target, items: Sequence[Item], tell: Tell | None = None) -> Load
 
 
 def summarize(
-    load: LoadResult, items: Sequence[Item], slo_ttft: float, slo_itl: float, saturation: float = 0.0
+    load: LoadResult, items: Sequence[Item], slo_ttft: float, slo_itl: float, saturation: float | None = None
 ) -> Online:
     """Return the figures of a run."""
     outcomes = load.outcomes
@@ -82,7 +90,7 @@ def summarize(
     return Online(
         requests=len(outcomes),
         failed=load.failed,
-        first_error=next((outcome.error for outcome in outcomes if outcome.error), ""),
+        first_error=load.first_error,
         seconds=load.seconds,
         offered_rate=(len(items) - 1) / last if last else float("inf"),
         request_rate=load.request_rate,
@@ -114,7 +122,7 @@ def table(found: Online) -> Table:
             ("/health, ms", found.health),
         )
     ]
-    failed = f", {found.failed} failed (first: {found.first_error})" if found.failed else ", none failed"
+    failed = f"{found.failed} of them failed: ∞ below" if found.failed else "none failed"
     note = (
         f"{number(found.offered_rate)} requests/s offered, {number(found.request_rate)} ended; "
         f"{number(found.output_rate)} output tok/s; goodput {number(found.goodput)} requests/s "
@@ -124,8 +132,8 @@ def table(found: Online) -> Table:
     )
     if found.saturation:
         note += f"; saturation {number(found.saturation)} requests/s"
-    title = f"{found.requests} requests in {number(found.seconds)} s{failed}"
-    return Table(title, ("", "p50", "p90", "p95", "p99", "mean"), rows, note)
+    title = f"{found.requests} requests in {number(found.seconds)} s, {failed}"
+    return Table(title, ("latency", "p50", "p90", "p95", "p99", "mean"), rows, note)
 
 
 def plots(load: LoadResult, sentence: str) -> dict[str, str]:

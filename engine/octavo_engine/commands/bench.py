@@ -173,13 +173,14 @@ def serve(
 ) -> None:
     """Latency of any OpenAI server under open-loop arrivals: TTFT, ITL, end to end, goodput under an objective."""
     from octavo_engine.bench import online as bench
+    from octavo_engine.bench.load import failures
     from octavo_engine.bench.machine import describe_machine
     from octavo_engine.bench.report import Report
 
     with options.ending_in_a_sentence(OSError, ValueError, RuntimeError):
         target = options.target(url, model, api_key_file)
         machine = describe_machine()
-        found_rate = 0.0
+        found_rate = None
         if find_saturation:
             found_rate = bench.saturation(
                 target,
@@ -195,11 +196,12 @@ def serve(
         found = bench.summarize(load, items, slo_ttft / 1e3, slo_itl / 1e3, found_rate)
     described = {"url": url, "model": target.model, "workload": workload, "rate": round(rate, 3), "seed": seed}
     report = Report("serve", machine, described, [bench.table(found)], found)
-    options.publish(report, json_file, svg, bench.plots(load, f"{target.model}: {machine.sentence()}"))
     if found.failed == found.requests:
-        first = next(outcome.error for outcome in load.outcomes if outcome.error)
-        print(f"octavo bench: every request failed, the first because {first}.", file=sys.stderr)
-        raise typer.Exit(1)
+        options.keep(report, json_file)
+        options.end(failures(load))
+    options.publish(report, json_file, svg, bench.plots(load, f"{target.model}: {machine.sentence()}"))
+    if found.failed:
+        print(f"octavo bench: {failures(load)}", file=sys.stderr)
 
 
 @app.command()

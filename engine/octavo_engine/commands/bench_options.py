@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
@@ -161,8 +161,13 @@ def ending_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        print(f"octavo bench: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        end(str(error))
+
+
+def end(sentence: str) -> NoReturn:
+    """End the command with a sentence on standard error and exit code 1."""
+    print(f"octavo bench: {sentence}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 def expected() -> tuple[type[Exception], ...]:
@@ -239,16 +244,24 @@ def telling(name: str) -> Callable[[int, int], None]:
     return tell
 
 
+def keep(report: Report, json_file: Path | None) -> None:
+    """Write the report's figures, if that is wanted. Ends the command if they cannot be written."""
+    from octavo_engine.bench.report import write_json
+
+    with ending_in_a_sentence(OSError):
+        if json_file is not None:
+            write_json(json_file, report)
+
+
 def publish(
     report: Report, json_file: Path | None, svg: Path | None = None, plots: dict[str, str] | None = None
 ) -> None:
     """Print the report, and write its files. Ends the command if they cannot be written."""
-    from octavo_engine.bench.report import show, write_json
+    from octavo_engine.bench.report import show
 
     show(report)
+    keep(report, json_file)
     with ending_in_a_sentence(OSError):
-        if json_file is not None:
-            write_json(json_file, report)
         if svg is not None:
             svg.mkdir(parents=True, exist_ok=True)
             for name, text in (plots or {}).items():
