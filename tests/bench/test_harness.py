@@ -13,6 +13,7 @@ from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.step import RowResult, StepResult
 from octavo_engine.core.stop import StopRule
 from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.worker import start
 from octavo_engine.worker.sizing import StartError
 
 
@@ -78,6 +79,18 @@ def test_a_settled_configuration_states_what_was_measured():
     assert min(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.kv_cache_memory) > 0
     assert harness.describe()["max-num-seqs"] == config.max_num_seqs
     assert harness.build().scheduler.config.groups == harness.build().scheduler.config.groups
+
+
+def test_a_cache_that_is_there_needs_no_memory_beside_it(monkeypatch):
+    harness = make(max_num_seqs=4, kv_cache_memory=0)
+    config = harness.settle()
+    monkeypatch.setattr(start, "memory_left", lambda: 0)
+    items = workload.fixed(2, 4, 3, vocab=harness.vocab)
+    same = harness.run(items)
+    smaller = harness.run(items, kv_cache_memory=config.kv_cache_memory // 2)
+    assert same.digest == smaller.digest
+    with pytest.raises(StartError, match="does not fit"):
+        harness.run(items, kv_cache_memory=config.kv_cache_memory)
 
 
 def test_a_request_that_fails_ends_the_bench_with_a_sentence():

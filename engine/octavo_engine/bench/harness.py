@@ -142,7 +142,9 @@ class Harness:
         """Return a fresh engine (empty cache) over the model, its configuration changed. Raises StartError."""
         config = msgspec.structs.replace(self.config, **changes)
         model = self.model._replace(num_blocks=()) if config.kv_cache_memory else self.model
-        engine = build_engine(model, config, self._report, self._allocated)
+        # Known to be there again only once it is: what fails while it is made leaves no cache.
+        allocated, self._allocated = self._allocated, ()
+        engine = build_engine(model, config, self._report, allocated)
         self._allocated = tuple(group.num_blocks for group in engine.scheduler.config.groups)
         return engine
 
