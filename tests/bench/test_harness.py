@@ -8,6 +8,7 @@ from octavo_engine.bench import workload
 from octavo_engine.bench.harness import BenchError, Harness
 from octavo_engine.bench.headline import UnpaddedStatic, without_padding
 from octavo_engine.bench.observe import stored_tokens
+from octavo_engine.bench.own_server import serve_flags
 from octavo_engine.core.config import CacheGroup, Request, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.step import RowResult, StepResult
@@ -91,6 +92,14 @@ def test_a_cache_that_is_there_needs_no_memory_beside_it(monkeypatch):
     assert same.digest == smaller.digest
     with pytest.raises(StartError, match="does not fit"):
         harness.run(items, kv_cache_memory=config.kv_cache_memory)
+
+
+def test_all_requests_may_wait_however_many_they_are():
+    harness = make(max_queue_requests=4, max_queue_tokens=64)
+    run = harness.run(workload.fixed(40, 8, 2, vocab=harness.vocab))
+    assert run.output_tokens == 80
+    flags = serve_flags(harness.config)
+    assert flags[flags.index("--max-queue-requests") + 1] == flags[flags.index("--max-queue-tokens") + 1] == "0"
 
 
 def test_a_request_that_fails_ends_the_bench_with_a_sentence():

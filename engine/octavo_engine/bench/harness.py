@@ -92,7 +92,14 @@ class Harness:
 
     def __init__(self, config: EngineConfig, report: Report) -> None:
         """Load `config.model` (fetched before, see `octavo pull`). Raises StartError with its remedy."""
-        self.config = msgspec.structs.replace(config, threads=config.threads or compute_threads(), socket_folder="")
+        self.config = msgspec.structs.replace(
+            config,
+            threads=config.threads or compute_threads(),
+            socket_folder="",
+            # All requests are there at once, however many: the bounds that a server sets are none of what is measured.
+            max_queue_requests=0,
+            max_queue_tokens=0,
+        )
         self._report = report
         self.model: LoadedModel = load_model(self.config, report)
         self._allocated: tuple[int, ...] = ()

@@ -89,14 +89,10 @@ def serve_flags(config: EngineConfig) -> list[str]:
         *("--dtype", config.dtype, "--quantization", config.quantization, "--kv-cache-dtype", config.kv_cache_dtype),
         *("--kv-cache-memory", str(config.kv_cache_memory), "--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens), "--scheduler", config.scheduler),
-        *(
-            "--speculation",
-            config.speculation,
-            "--kv-allocation",
-            config.kv_allocation,
-            "--max-model-len",
-            str(config.max_model_len or "auto"),
-        ),
+        *("--speculation", config.speculation, "--kv-allocation", config.kv_allocation),
+        *("--max-model-len", str(config.max_model_len or "auto")),
+        *("--max-queue-requests", str(config.max_queue_requests)),
+        *("--max-queue-tokens", str(config.max_queue_tokens)),
     ]
     return flags if config.prefix_sharing else [*flags, "--no-prefix-sharing"]
 
