@@ -1,6 +1,7 @@
 """`octavo bench …` end to end on the scripted model: a table, the same figures as JSON, bad input in one sentence."""
 
 import json
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -34,6 +35,17 @@ def test_throughput_in_process_and_over_http(tmp_path):
     assert figures["over_http"]["failed"] == 0
     assert figures["over_http"]["ratio"]["count"] == 2
     assert set(figures["over_http"]["cpu"]) >= {"api process", "engine process", "load generator"}
+
+
+def test_one_interrupt_ends_a_command_without_a_trace(tmp_path):
+    uri = "scripted://?blocks=1024&max_len=1024&step=5ms"
+    command = [sys.executable, "-m", "octavo_engine.cli", "bench", "throughput", uri, "--workload", "fixed:8,1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert any("in process 1/5" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert (out, error) == ("", "")
 
 
 def test_latency_of_one_stream(tmp_path):

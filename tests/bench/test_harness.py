@@ -1,5 +1,8 @@
 """The in-process harness runs the real loop: same tokens under every configuration, honest counts of the cache."""
 
+import signal
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +103,21 @@ def test_all_requests_may_wait_however_many_they_are():
     assert run.output_tokens == 80
     flags = serve_flags(harness.config)
     assert flags[flags.index("--max-queue-requests") + 1] == flags[flags.index("--max-queue-tokens") + 1] == "0"
+
+
+def test_an_interrupt_ends_the_run_between_two_steps():
+    harness = make("scripted://?blocks=128&max_len=512&step=1ms")
+    told = []
+
+    def tell(done, whole):
+        told.append((done, whole))
+        if len(told) == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        harness.run(workload.fixed(1, 4, 400, vocab=harness.vocab), tell)
+    done, whole = told[-1]
+    assert done < whole == 400
 
 
 def test_a_request_that_fails_ends_the_bench_with_a_sentence():

@@ -11,7 +11,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import msgspec
@@ -213,17 +213,50 @@ def run_engine(
 
 
 def run_loop(engine: Engine, config: EngineConfig, endpoint: Endpoint) -> Observed:
-    """Run an engine's loop until `endpoint` says `Shutdown`, and leave it idle. Raises BenchError if it is not."""
+    """Run an engine's loop until `endpoint` says `Shutdown`, and leave it idle. Raises BenchError if it is not.
+
+    An interrupt (Ctrl-C) of the calling thread ends the loop behind the step that it is in.
+    """
     executor = ObservingExecutor(engine.executor(), engine.scheduler)
     gc.collect()
+    ended = _Interruptible(endpoint)
     # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
         try:
-            thread.submit(engine.loop(config, executor, endpoint).run).result()
+            running = thread.submit(engine.loop(config, executor, ended).run)
+            try:
+                running.result()
+            except KeyboardInterrupt:
+                ended.interrupt()
+                wait([running])
+                raise
         finally:
             executor.close()
     _assert_idle(engine.scheduler)
     return executor.seen
+
+
+class _Interruptible:
+    """`Endpoint` whose next poll raises once somebody interrupted: the loop asks between any two steps."""
+
+    def __init__(self, inner: Endpoint) -> None:
+        self._inner = inner
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._inner.wake()
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        if self._interrupted:
+            raise BenchError("The run was interrupted.")
+        return self._inner.poll(timeout_seconds)
+
+    def wake(self) -> None:
+        self._inner.wake()
+
+    def send(self, message: ToServer) -> None:
+        self._inner.send(message)
 
 
 def _assert_idle(scheduler: Lifecycle) -> None:
