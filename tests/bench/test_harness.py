@@ -124,8 +124,10 @@ def test_a_request_that_fails_ends_the_bench_with_a_sentence():
     harness = make("scripted://?blocks=128&max_len=512&nan=200")
     with pytest.raises(BenchError, match="ended with 'error'"):
         harness.run([workload.Item((100, 200), 3)])
-    with pytest.raises(BenchError, match="refused"):
-        harness.run([workload.Item((100,) * 600, 3)])
+    for prompt, output in ((600, 3), (500, 13)):
+        with pytest.raises(BenchError, match=rf"{prompt} tokens and generates {output}, which a context of 512"):
+            harness.run([workload.Item((100,) * prompt, output)])
+    assert harness.run([workload.Item((100,) * 500, 12)]).output_tokens == 12
     with pytest.raises(StartError, match="max-model-len"):
         harness.run([workload.Item((100,), 3)], max_model_len=4096)
 

@@ -186,7 +186,18 @@ class Harness:
         configuration that cannot be, BenchError if a request fails.
         """
         engine = self.build(**changes)
+        _assert_fit(items, engine.scheduler.config.max_model_len)
         return run_engine(adapt(engine) if adapt else engine, self.config, items, tell, score)
+
+
+def _assert_fit(items: Sequence[Item], max_model_len: int) -> None:
+    """Raise BenchError for a request that the engine would end early: then less is measured than was asked for."""
+    for index, item in enumerate(items):
+        if len(item.prompt) + item.max_tokens > max_model_len:
+            raise BenchError(
+                f"Request {index} has {len(item.prompt):,} tokens and generates {item.max_tokens:,}, which a context "
+                f"of {max_model_len:,} does not hold: choose a shorter workload, or a longer context if there is one."
+            )
 
 
 def _silent(stage: str, fraction: float) -> None:
