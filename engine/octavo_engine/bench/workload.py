@@ -130,7 +130,9 @@ def from_json(data: bytes) -> list[Item]:
 
 
 def _tokens(draw: random.Random, count: int, vocab: int) -> tuple[int, ...]:
-    return tuple(draw.randint(FIRST_TOKEN, vocab) for _ in range(count))
+    # A vocabulary that ends below them has special tokens too, but no others to draw from.
+    first = FIRST_TOKEN if vocab >= FIRST_TOKEN else 0
+    return tuple(draw.randint(first, vocab) for _ in range(count))
 
 
 def _cut(rows: Iterable[Item], limit: int, longest: int) -> Iterator[Item]:

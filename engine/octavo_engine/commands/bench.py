@@ -165,7 +165,9 @@ def serve(
     slo_ttft: Annotated[float, typer.Option(min=0, help="Objective for the time to first token, ms.")] = 1000.0,
     slo_itl: Annotated[float, typer.Option(min=0, help="Objective for a request's mean inter-token time, ms.")] = 100.0,
     seed: options.Seed = 0,
-    vocab: Annotated[int, typer.Option(min=101, help="Largest token id in prompts.")] = 49000,
+    vocab: Annotated[
+        int, typer.Option(min=0, help="Largest token id in prompts: one less than the model's vocabulary, at the most.")
+    ] = 49000,
     longest: Annotated[int, typer.Option(min=2, help="Tokens to which a trace's requests are cut.")] = 2048,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the API key.")] = None,
     json_file: options.JsonFile = None,
