@@ -158,7 +158,8 @@ def test_a_trace_keeps_its_own_arrivals_unless_a_rate_is_given(tmp_path):
         (("perplexity", URI, "-c", "float13"), 1, "is no configuration"),
         (("perplexity", URI, "-c", "auto/auto/int4"), 1, "is no configuration"),
         (("perplexity", URI, "--text", "/nowhere"), 1, "cannot be read"),
-        (("perplexity", URI, "--windows", "100000"), 1, "fewer --windows"),
+        (("perplexity", URI, "--windows", "100000"), 1, "a smaller --windows"),
+        (("perplexity", URI, "--windows", "1", "--window", "1024"), 1, "use --window 1023 or less"),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(arguments, code, sentence):

@@ -9,6 +9,7 @@ import msgspec
 
 from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.limits import Limits, Work
+from octavo_engine.bench.perplexity import Beside
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import Spread, number, percentiles, repetitions, spread
 from octavo_engine.bench.workload import fixed
@@ -84,7 +85,7 @@ def summarize(
     )
 
 
-def table(found: Latency, limits: Limits | None, perplexity: float | None) -> Table:
+def table(found: Latency, limits: Limits | None, perplexity: Beside | None) -> Table:
     """Return the figures as a table."""
     rows = [
         ("decode, tok/s", str(found.decode_rate)),
@@ -103,7 +104,7 @@ def table(found: Latency, limits: Limits | None, perplexity: float | None) -> Ta
         if share is not None:
             rows.append((name, f"{share.median:.1%}"))
     if perplexity is not None:
-        rows.append(("perplexity of this configuration", number(perplexity)))
+        rows.append(perplexity.row())
     note = ""
     if limits is not None:
         note = (

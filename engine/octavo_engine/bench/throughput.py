@@ -12,6 +12,7 @@ from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.limits import Limits, Work
 from octavo_engine.bench.load import LoadResult, Target, drive
 from octavo_engine.bench.own_server import OwnServer
+from octavo_engine.bench.perplexity import Beside
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import Spread, number, percentiles, repetitions, spread
 from octavo_engine.bench.workload import Item, digest
@@ -161,7 +162,7 @@ def compute_share(run: RunResult, work: Work, limits: Limits) -> float:
     return work.multiply_adds(tokens, run.output_tokens) / run.seconds / limits.multiply_adds_per_second
 
 
-def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) -> Table:
+def table(found: Throughput, http: OverHTTP | None, perplexity: Beside | None) -> Table:
     """Return the figures as a table."""
     rows = [
         ("prompt + output tok/s", str(found.total_rate)),
@@ -181,7 +182,7 @@ def table(found: Throughput, http: OverHTTP | None, perplexity: float | None) ->
     if found.compute_share is not None:
         rows.append(("share of the compute peak", f"{found.compute_share.median:.1%}"))
     if perplexity is not None:
-        rows.append(("perplexity of this configuration", number(perplexity)))
+        rows.append(perplexity.row())
     if http is not None:
         rows += [
             ("over HTTP: prompt + output tok/s", f"{http.total_rate}"),

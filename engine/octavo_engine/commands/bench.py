@@ -72,14 +72,15 @@ def throughput(
         harness = options.load(config)
         make = options.workload(workload, requests, harness.vocab, harness.config.max_model_len)
         described = {"workload": workload, "seed": seed, **harness.describe()}
+        beside = options.beside_speed(harness, perplexity_windows)
         machine, known = harness.machine, options.limits(harness, limits)
         with ExitStack() as stack:
             http = _over_http(stack, harness, clients) if over_http else None
             runs = bench.measure(harness, options.seeded(make, seed), repeat, options.telling, http)
         found = bench.summarize(runs, options.work(harness), known)
         over = http.summarize([run.result for run in runs]) if http else None
-        perplexity = options.perplexity(harness, perplexity_windows)
-    figures = {"in_process": found, "over_http": over, "perplexity": perplexity, "limits": known}
+        perplexity = beside.measure(options.telling) if beside else None
+    figures = {"in_process": found, "over_http": over, **options.quality(perplexity), "limits": known}
     table = bench.table(found, over, perplexity)
     options.publish(Report("throughput", machine, described, [table], figures), json_file)
 
@@ -128,11 +129,12 @@ def latency(
     )
     with options.ending_in_a_sentence(*options.expected()):
         harness = options.load(config)
+        beside = options.beside_speed(harness, perplexity_windows)
         machine, known = harness.machine, options.limits(harness, limits)
         streams = bench.measure(harness, prompt, output, prefill, repeat, options.telling("one stream"))
         found = bench.summarize(streams, prompt, output, prefill, options.work(harness), known)
-        perplexity = options.perplexity(harness, perplexity_windows)
-    figures = {"latency": found, "perplexity": perplexity, "limits": known}
+        perplexity = beside.measure(options.telling) if beside else None
+    figures = {"latency": found, **options.quality(perplexity), "limits": known}
     table = bench.table(found, known, perplexity)
     options.publish(Report("latency", machine, harness.describe(), [table], figures), json_file)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.bench.harness import Harness
     from octavo_engine.bench.limits import Limits, Work
     from octavo_engine.bench.load import Target
+    from octavo_engine.bench.perplexity import Beside, BesideSpeed
     from octavo_engine.bench.report import Report
     from octavo_engine.bench.workload import Item
     from octavo_engine.ipc.config import EngineConfig
@@ -198,15 +199,25 @@ def limits(harness: Harness, wanted: bool) -> Limits | None:
     return measure_limits(harness.model.dtype, harness.config.threads, harness.pool)
 
 
-def perplexity(harness: Harness, windows: int) -> float | None:
-    """Return the perplexity of the harness's configuration on Python's own texts; None if not wanted or no model."""
-    from octavo_engine.bench import perplexity as bench
+def beside_speed(harness: Harness, windows: int) -> BesideSpeed | None:
+    """Return what takes the perplexity beside a speed; None if it is not wanted, or of a script, which has none."""
+    from octavo_engine.bench.perplexity import BesideSpeed
 
-    if not windows or work(harness) is None:
-        return None
-    telling("perplexity")
-    text = bench.read_text(bench.BUILT_IN_TEXT, harness.config.model, windows)
-    return bench.perplexity(bench.log_probabilities(harness, text), text)
+    return BesideSpeed(harness, windows) if windows and work(harness) is not None else None
+
+
+def quality(found: Beside | None) -> dict[str, Any]:
+    """Return the perplexity as figures: the number alone, null if not measured, and what it is of or why not."""
+    return {"perplexity": found.perplexity if found else None, "perplexity_of": found}
+
+
+def perplexity(harness: Harness, windows: int) -> float | None:
+    """Return the perplexity of the harness's configuration on Python's own texts; None if there is none."""
+    beside = beside_speed(harness, windows)
+    found = beside.measure(telling) if beside else None
+    if found is not None and found.why_not:
+        print(f"  perplexity: not measured: {found.why_not}", file=sys.stderr, flush=True)
+    return found.perplexity if found else None
 
 
 def target(url: str, model: str, api_key_file: Path | None) -> Target:
