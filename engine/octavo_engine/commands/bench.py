@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.bench.harness import Harness
     from octavo_engine.bench.throughput import Overhead
 
-app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True)
+app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.command()(peers)
 
 
@@ -251,9 +251,18 @@ def perplexity(
     model: options.Model = options.BUNDLED,
     configurations: Annotated[
         list[str] | None,
-        typer.Option("--configuration", "-c", help="DTYPE/QUANTIZATION/KV-DTYPE to compare; may be given again."),
+        typer.Option(
+            "--configuration",
+            "-c",
+            metavar="DTYPE/QUANTIZATION/KV-DTYPE",
+            help="What to compare; may be given again. DTYPE is auto, bfloat16, float16 or float32; QUANTIZATION auto, "
+            "none, int8, int4 or fp8; KV-DTYPE auto, bfloat16, float16, float32 or int8. What is left off is auto: "
+            "bfloat16, auto/int8, auto/auto/int8. Default: auto, what 'octavo serve' takes.",
+        ),
     ] = None,
-    reference: Annotated[str, typer.Option(help="What they are compared with.")] = "float32",
+    reference: Annotated[
+        str, typer.Option(metavar="DTYPE/QUANTIZATION/KV-DTYPE", help="What they are compared with.")
+    ] = "float32",
     text: Annotated[list[str] | None, typer.Option(help="A text file; may be given again. Default: Python's.")] = None,
     windows: Annotated[int, typer.Option(min=0, help="Windows of each text, spread over it; 0: all.")] = 32,
     window: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 1024,

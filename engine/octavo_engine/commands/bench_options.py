@@ -74,7 +74,10 @@ WorkloadKind = Annotated[
     str,
     typer.Option(
         "--workload",
-        help="mixed, skewed, shared, fixed:PROMPT,OUTPUT, or a trace file (Azure CSV, Mooncake JSON lines).",
+        metavar="WORKLOAD",
+        help="Random tokens. mixed: prompts of 16 to 256 and outputs of 8 to 256; skewed: prompts of 16 to 64, outputs "
+        "of 8 to 32 and one in ten of 256 to 512; shared: 512 that all prompts begin with, 16 to 64 of their own, 32 "
+        "out; fixed:PROMPT,OUTPUT, such as fixed:128,128; or the path of a trace (Azure's CSV, Mooncake's JSON lines).",
     ),
 ]
 Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="How many requests.")]
