@@ -29,12 +29,27 @@ def test_throughput_in_process_and_over_http(tmp_path):
     found = json.loads(report.read_text())
     assert found["machine"]["cpu"]
     assert found["configuration"]["model"] == URI
+    inputs = {"workload": "mixed", "requests": 12, "repeat": 2, "seed": 0, "clients": 4, "perplexity-windows": 4}
+    assert inputs.items() <= found["configuration"].items()
     figures = found["figures"]
     assert figures["in_process"]["total_rate"]["count"] == 2
     assert len(set(figures["in_process"]["outputs"])) == 2
     assert figures["over_http"]["failed"] == 0
     assert figures["over_http"]["ratio"]["count"] == 2
     assert set(figures["over_http"]["cpu"]) >= {"api process", "engine process", "load generator"}
+
+
+def test_the_baselines_write_the_same_tokens(tmp_path):
+    report = tmp_path / "report.json"
+    found = []
+    for baseline in ((), ("--scheduler", "static"), ("--kv-allocation", "contiguous", "--no-enable-prefix-caching")):
+        bench("throughput", URI, "--requests", 6, "--repeat", 1, *baseline, "--json", report)
+        found.append(json.loads(report.read_text()))
+    assert len({tuple(one["figures"]["in_process"]["outputs"]) for one in found}) == 1
+    chosen = [
+        [one["configuration"][name] for name in ("scheduler", "kv-allocation", "prefix-sharing")] for one in found
+    ]
+    assert chosen == [["continuous", "paged", "on"], ["static", "paged", "on"], ["continuous", "contiguous", "off"]]
 
 
 def test_one_interrupt_ends_a_command_without_a_trace(tmp_path):
@@ -54,6 +69,8 @@ def test_latency_of_one_stream(tmp_path):
     found = json.loads(report.read_text())["figures"]["latency"]
     assert found["decode_rate"]["count"] == found["prefill_rate"]["count"] == 3
     assert found["bandwidth_share"] is None
+    inputs = {"prompt": 32, "output": 16, "prefill": 64, "repeat": 3}
+    assert inputs.items() <= json.loads(report.read_text())["configuration"].items()
 
 
 def test_headline_asserts_identical_tokens_and_draws(tmp_path):
@@ -77,12 +94,41 @@ def test_serve_at_a_share_of_saturation(tmp_path):
             *("--saturation-seconds", 1, "--duration", 1, "--vocab", 255, "--json", report, "--svg", tmp_path),
         )
     assert "goodput" in ran.stdout
-    found = json.loads(report.read_text())["figures"]
+    written = json.loads(report.read_text())
+    inputs = {"workload": "fixed:16,8", "duration": 1, "share": 0.7, "clients": 8, "seed": 0, "vocab": 255}
+    assert inputs.items() <= written["configuration"].items()
+    found = written["figures"]
+    assert written["configuration"]["requests"] == found["requests"]
     assert found["saturation"] > 0
     assert found["failed"] == 0
     assert found["requests"] == pytest.approx(found["saturation"] * 0.7, abs=1)
     assert set(found["ttft"]) == {"p50", "p90", "p95", "p99", "mean"}
     ElementTree.parse(tmp_path / "serve-latency.svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "other"),
+    [
+        (("throughput", URI, "--clients", 4), "--clients", "without --over-http"),
+        (("headline", URI, "--short", "--repeat", 2), "--repeat", "with --short"),
+        (("serve", "http://x", "--share", 0.5), "--share", "without --find-saturation"),
+        (("serve", "http://x", "--clients", 4), "--clients", "without --find-saturation"),
+        (("serve", "http://x", "--saturation-seconds", 4), "--saturation-seconds", "without --find-saturation"),
+        (("serve", "http://x", "--find-saturation", "--rate", 2), "--rate", "with --find-saturation"),
+        (("serve", "http://x", "--rate", 2, "-n", 4, "--duration", 5), "--duration", "with --requests"),
+        (("serve", "http://x", "--duration", 5), "--duration", "without --rate"),
+        (("serve", "http://x", "--longest", 50), "--longest", "without a trace"),
+    ],
+)
+def test_what_would_count_for_nothing_is_refused(arguments, flag, other):
+    told = " ".join(bench(*arguments, code=2).stderr.split())
+    assert f"Invalid value for '{flag}': It counts for nothing {other}" in told
+
+
+def test_the_first_seconds_of_a_trace(tmp_path):
+    trace = str(trace_of(tmp_path, *[(8, 4)] * 9))
+    for seconds, count in ((0.35, 4), (60, 9), (0, 9)):
+        assert len(bench_options.workload(trace, 0, 300, seconds=seconds)(0)) == count
 
 
 def trace_of(folder, *lengths):

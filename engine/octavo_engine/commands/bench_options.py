@@ -62,7 +62,20 @@ KVCacheMemory = Annotated[
 MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0: the longest that fits.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Sequences in one step at the most; 0: up to 256.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=0, help="Tokens of one step at the most; 0: measured here.")]
-PrefixSharing = Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.")]
+Scheduler = Annotated[
+    Literal["continuous", "static"], typer.Option(help="static: batches as transformers.generate forms them.")
+]
+KVAllocation = Annotated[
+    Literal["paged", "contiguous"], typer.Option(help="contiguous: reserve --max-model-len for each sequence.")
+]
+PrefixSharing = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-sharing/--no-prefix-sharing",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the KV blocks of equal prefixes.",
+    ),
+]
 Speculation = Annotated[
     Literal["auto", "ngram", "off"],
     typer.Option(
@@ -85,6 +98,30 @@ Seed = Annotated[int, typer.Option(help="Of the first repetition; each further o
 PerplexityWindows = Annotated[
     int, typer.Option(min=0, help="Windows of 1,024 tokens whose perplexity is told beside the speed; 0: none.")
 ]
+
+
+def refuse_without(context: typer.Context, flag: str, is_there: bool, *names: str) -> None:
+    """Refuse those of the named options that stand on the command line, unless the one they belong to is there."""
+    for name in names:
+        if not is_there and given(context, name):
+            _refuse(name, f"It counts for nothing without {flag}: add that, or leave this off.")
+
+
+def refuse_with(context: typer.Context, flag: str, is_there: bool, *names: str) -> None:
+    """Refuse those of the named options that stand on the command line beside the one that overrules them."""
+    for name in names:
+        if is_there and given(context, name):
+            _refuse(name, f"It counts for nothing with {flag}: leave one of the two off.")
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Return whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse(name: str, sentence: str) -> NoReturn:
+    raise typer.BadParameter(sentence, param_hint=f"'--{name.replace('_', '-')}'")
 
 
 def engine_config(model: str, kv_cache_memory: str = "0", **settings: Any) -> EngineConfig:
@@ -129,8 +166,15 @@ def load(config: EngineConfig) -> Harness:
     return harness
 
 
-def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable[[int], list[Item]]:
-    """Return what makes a workload from a seed. Raises BadParameter."""
+def is_trace(kind: str) -> bool:
+    """Return whether a workload is recorded: a file."""
+    return Path(kind).is_file()
+
+
+def workload(
+    kind: str, requests: int, vocab: int, longest: int = 0, seconds: float = 0.0
+) -> Callable[[int], list[Item]]:
+    """Return what makes a workload from a seed; of a trace, its first requests or `seconds`. Raises BadParameter."""
     from octavo_engine.bench import workload as made
 
     name, _, rest = kind.partition(":")
@@ -145,8 +189,10 @@ def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable
             prompt = output = 0
         if min(prompt, output) > 0:
             return lambda seed: made.fixed(requests, prompt, output, seed, vocab)
-    elif Path(kind).is_file():
-        return lambda seed: made.read_trace(Path(kind), limit=requests, longest=longest, seed=seed, vocab=vocab)
+    elif is_trace(kind):
+        return lambda seed: made.read_trace(
+            Path(kind), limit=requests, seconds=seconds, longest=longest, seed=seed, vocab=vocab
+        )
     raise typer.BadParameter(
         f"'{kind}' is no workload: write mixed, skewed, shared, fixed:PROMPT,OUTPUT such as fixed:128,128, or the path "
         "of a trace.",
@@ -239,7 +285,7 @@ def arrivals(items: list[Item], kind: str, rate: float) -> list[Item]:
 
     if not rate:
         return items
-    return rescale(items, rate) if Path(kind).is_file() else poisson(items, rate)
+    return rescale(items, rate) if is_trace(kind) else poisson(items, rate)
 
 
 def telling(name: str) -> Callable[[int, int], None]:
