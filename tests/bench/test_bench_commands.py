@@ -32,7 +32,15 @@ def test_throughput_in_process_and_over_http(tmp_path):
     inputs = {"workload": "mixed", "requests": 12, "repeat": 2, "seed": 0, "clients": 4, "perplexity-windows": 4}
     assert inputs.items() <= found["configuration"].items()
     figures = found["figures"]
-    assert figures["in_process"]["total_rate"]["count"] == 2
+    rates = figures["in_process"]["total_rate"]
+    assert rates["count"] == len(rates["values"]) == 2
+    assert rates["median"] == pytest.approx(sum(rates["values"]) / 2)
+    for name in ("seconds", "prompt_tokens", "output_tokens", "steps", "preemptions", "peak_blocks"):
+        assert len(figures["in_process"][name]) == 2, name
+    taken = zip(*(figures["in_process"][name] for name in ("prompt_tokens", "output_tokens", "seconds")), strict=True)
+    assert [(prompt + output) / seconds for prompt, output, seconds in taken] == pytest.approx(rates["values"])
+    heading = next(line for line in ran.stdout.splitlines() if "latency, ms" in line)
+    assert heading.split()[3:] == ["┃", "p50", "┃", "p90", "┃", "p95", "┃", "p99", "┃", "mean", "┃"]
     assert len(set(figures["in_process"]["outputs"])) == 2
     assert figures["over_http"]["failed"] == 0
     assert figures["over_http"]["ratio"]["count"] == 2

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from octavo_engine.bench.latency_table import latency_table
 from octavo_engine.bench.load import LoadError, LoadResult, Target, Tell, drive, failures
 from octavo_engine.bench.plot import Line, cumulative, lines
 from octavo_engine.bench.report import Table
@@ -113,15 +114,7 @@ def summarize(
 
 def table(found: Online) -> Table:
     """Return the figures as a table."""
-    rows = [
-        (name, *(number(values[column] * 1e3) for column in ("p50", "p90", "p95", "p99", "mean")))
-        for name, values in (
-            ("TTFT, ms", found.ttft),
-            ("ITL, ms", found.itl),
-            ("end to end, ms", found.e2e),
-            ("/health, ms", found.health),
-        )
-    ]
+    latencies = {"TTFT": found.ttft, "ITL": found.itl, "end to end": found.e2e, "/health": found.health}
     failed = f"{found.failed} of them failed: ∞ below" if found.failed else "none failed"
     note = (
         f"{number(found.offered_rate)} requests/s offered, {number(found.request_rate)} ended; "
@@ -133,7 +126,7 @@ def table(found: Online) -> Table:
     if found.saturation:
         note += f"; saturation {number(found.saturation)} requests/s"
     title = f"{found.requests} requests in {number(found.seconds)} s, {failed}"
-    return Table(title, ("latency", "p50", "p90", "p95", "p99", "mean"), rows, note)
+    return latency_table(title, latencies, note)
 
 
 def plots(load: LoadResult, sentence: str) -> dict[str, str]:

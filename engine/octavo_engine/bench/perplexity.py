@@ -60,11 +60,16 @@ class Beside(msgspec.Struct, frozen=True):
     why_not: str = ""
 
     def row(self) -> tuple[str, str]:
-        """Return it as a row of a table."""
+        """Return it as a row of a table; `note` belongs below."""
         title = f"perplexity of this configuration on {self.text}"
         if self.perplexity is None:
-            return title, f"not measured: {self.why_not}"
+            return title, "not measured"
         return title, number(self.perplexity)
+
+    @property
+    def note(self) -> str:
+        """Why it was not measured, in a sentence; empty if it was."""
+        return f"No perplexity: {self.why_not}" if self.why_not else ""
 
 
 def read_text(name: str, model: str, count: int, window: int = WINDOW, flag: str = "--windows") -> Text:

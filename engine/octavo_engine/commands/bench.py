@@ -98,8 +98,8 @@ def throughput(
         over = http.summarize([run.result for run in runs]) if http else None
         perplexity = beside.measure(options.telling) if beside else None
     figures = {"in_process": found, "over_http": over, **options.quality(perplexity), "limits": known}
-    table = bench.table(found, over, perplexity)
-    options.publish(Report("throughput", machine, described, [table], figures), json_file)
+    tables = bench.tables(found, over, perplexity)
+    options.publish(Report("throughput", machine, described, tables, figures), json_file)
 
 
 def _over_http(stack: ExitStack, harness: Harness, clients: int) -> Overhead:
@@ -152,10 +152,10 @@ def latency(
         found = bench.summarize(streams, prompt, output, prefill, options.work(harness), known)
         perplexity = beside.measure(options.telling) if beside else None
     figures = {"latency": found, **options.quality(perplexity), "limits": known}
-    table = bench.table(found, known, perplexity)
+    tables = bench.tables(found, known, perplexity)
     inputs = {"prompt": prompt, "output": output, "prefill": prefill, "repeat": repeat}
     described = {**inputs, "perplexity-windows": perplexity_windows, **harness.describe()}
-    options.publish(Report("latency", machine, described, [table], figures), json_file)
+    options.publish(Report("latency", machine, described, tables, figures), json_file)
 
 
 @app.command()
