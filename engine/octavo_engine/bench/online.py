@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -129,8 +130,8 @@ def table(found: Online) -> Table:
     return latency_table(title, latencies, note)
 
 
-def plots(load: LoadResult, sentence: str) -> dict[str, str]:
-    """Return SVG pictures by file name: the distributions of the latencies."""
+def plots(load: LoadResult, offered_rate: float, sentence: str) -> dict[str, str]:
+    """Return SVG pictures by file name: the distributions of the latencies; `sentence` says of what they are."""
     series = [
         Line(name, cumulative([value * 1e3 for value in values]))
         for name, values in (
@@ -139,5 +140,7 @@ def plots(load: LoadResult, sentence: str) -> dict[str, str]:
             ("end to end", [outcome.e2e for outcome in load.outcomes]),
         )
     ]
-    title = f"Latency under load, {len(load.outcomes)} requests, {load.failed} failed"
+    rate = f"{number(offered_rate)} a second" if math.isfinite(offered_rate) else "all at once"
+    failed = f"{load.failed} failed" if load.failed else "none failed"
+    title = f"Latency under load: {len(load.outcomes)} requests, {rate}, {failed}"
     return {"serve-latency.svg": lines(title, "milliseconds", "% of all", series, sentence, log_x=True)}

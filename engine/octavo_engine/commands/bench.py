@@ -256,7 +256,7 @@ def serve(
     if found.failed == found.requests:
         options.keep(report, json_file)
         options.end(failures(load))
-    options.publish(report, json_file, svg, bench.plots(load, f"{target.model}: {machine.sentence()}"))
+    options.publish(report, json_file, svg, bench.plots(load, found.offered_rate, options.caption(report)))
     if found.failed:
         print(f"octavo bench: {failures(load)}", file=sys.stderr)
 
@@ -299,7 +299,7 @@ def headline(
         found = bench.Bench(harness, sizes, options.telling).run()
     described = {"repeat": sizes.repeat, "short": short, **harness.describe()}
     report = Report("headline", machine, described, tables(found), {"headline": found, "sizes": sizes})
-    options.publish(report, json_file, svg, plots(found, machine.sentence()))
+    options.publish(report, json_file, svg, plots(found, options.caption(report)))
 
 
 @app.command()

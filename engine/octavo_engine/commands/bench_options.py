@@ -304,6 +304,14 @@ def telling(name: str) -> Callable[[int, int], None]:
     return tell
 
 
+def caption(report: Report) -> str:
+    """Return what stands below a plot: the model, the whole configuration and the machine."""
+    model = str(report.configuration["model"])
+    model = Path(model).name if Path(model).exists() else model
+    others = (f"{name} {value}" for name, value in report.configuration.items() if name != "model")
+    return f"{model}: {', '.join(others)}. {report.machine.sentence()}"
+
+
 def keep(report: Report, json_file: Path | None) -> None:
     """Write the report's figures, if that is wanted. Ends the command if they cannot be written."""
     from octavo_engine.bench.report import write_json
