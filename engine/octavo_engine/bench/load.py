@@ -243,6 +243,7 @@ class _Run:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 answer = await self._exchange(self._requests[index])
+            _assert_whole(answer, self._items[index].max_tokens)
             self.outcomes[index] = self._outcome(self._items[index], due, answer)
         except (OSError, StreamError, TimeoutError) as error:
             reason = str(error) or f"no answer within {REQUEST_SECONDS:.0f} s"
@@ -280,6 +281,15 @@ class _Run:
 
     def _failed(self, item: Item, sent: float, due: float, reason: str) -> Outcome:
         return Outcome(sent - self.began, sent - due, math.inf, [math.inf], math.inf, len(item.prompt), 0, reason)
+
+
+def _assert_whole(answer: Answer, max_tokens: int) -> None:
+    """Raise StreamError for an answer of fewer tokens than were asked for: it did less than it is measured for."""
+    if answer.counted and answer.output_tokens < max_tokens:
+        raise StreamError(
+            f"the answer ended after {answer.output_tokens} of {max_tokens} tokens: the server must take ignore_eos, "
+            "and have the context for them"
+        )
 
 
 async def _probe(address: Address, seconds: list[float]) -> None:
