@@ -18,6 +18,7 @@ from octavo_engine.commands.bench_peers import peers
 
 if TYPE_CHECKING:
     from octavo_engine.bench.harness import Harness
+    from octavo_engine.bench.load import LoadResult
     from octavo_engine.bench.throughput import Overhead
 
 app = typer.Typer(name="bench", help="Measure on this machine.", no_args_is_help=True, rich_markup_mode=None)
@@ -62,6 +63,8 @@ def throughput(
     from octavo_engine.bench.report import Report
 
     options.refuse_without(context, "--over-http", over_http, "clients")
+    if over_http:
+        options.refuse_other_threads(threads)
     config = options.engine_config(
         model,
         kv_cache_memory,
@@ -209,7 +212,8 @@ def serve(
 ) -> None:
     """Latency of any OpenAI server under open-loop arrivals: TTFT, ITL, end to end, goodput under an objective."""
     from octavo_engine.bench import online as bench
-    from octavo_engine.bench.load import failures
+    from octavo_engine.bench.http_stream import StreamError
+    from octavo_engine.bench.load import LoadError, failures
     from octavo_engine.bench.machine import describe_machine
     from octavo_engine.bench.report import Report
 
@@ -220,7 +224,7 @@ def serve(
     options.refuse_with(context, "--requests", requests > 0, "duration")
     options.refuse_without(context, "--rate, --find-saturation or a trace", timed or trace, "duration")
     options.refuse_without(context, "a trace", trace, "longest")
-    with options.ending_in_a_sentence(OSError, ValueError, RuntimeError):
+    with options.ending_in_a_sentence(OSError, ValueError, LoadError, StreamError):
         target = options.target(url, model, api_key_file)
         machine = describe_machine()
         found_rate = None
@@ -255,10 +259,15 @@ def serve(
     report = Report("serve", machine, described, [bench.table(found)], found)
     if found.failed == found.requests:
         options.keep(report, json_file)
-        options.end(failures(load))
+        options.end(failures(load) + _vocabulary_hint(load, vocab))
     options.publish(report, json_file, svg, bench.plots(load, found.offered_rate, options.caption(report)))
     if found.failed:
-        print(f"octavo bench: {failures(load)}", file=sys.stderr)
+        print(f"octavo bench: {failures(load)}{_vocabulary_hint(load, vocab)}", file=sys.stderr)
+
+
+def _vocabulary_hint(load: LoadResult, vocab: int) -> str:
+    """Return which option to change where a server says that a prompt's token is none of its own."""
+    return f" --vocab is {vocab}: give the model's largest token id." if "vocabulary" in load.first_error else ""
 
 
 @app.command()

@@ -82,7 +82,9 @@ Speculation = Annotated[
         help="Drafts by prompt lookup. Off by default here: what greedy answers to random prompts repeat would flatter."
     ),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0: what the affinity and the quota give.")]
+Threads = Annotated[
+    int, typer.Option(min=0, max=1024, help="Compute threads; 0: what the affinity and the quota give.")
+]
 WorkloadKind = Annotated[
     str,
     typer.Option(
@@ -112,6 +114,18 @@ def refuse_with(context: typer.Context, flag: str, is_there: bool, *names: str) 
     for name in names:
         if is_there and given(context, name):
             _refuse(name, f"It counts for nothing with {flag}: leave one of the two off.")
+
+
+def refuse_other_threads(threads: int) -> None:
+    """Refuse a number of threads that `octavo serve` would not compute with: it has the affinity and the quota's."""
+    from octavo_engine.worker.cgroup import compute_threads
+
+    if threads not in (0, compute_threads()):
+        _refuse(
+            "threads",
+            f"'octavo serve' computes with {compute_threads()} threads here: leave it off with --over-http, or set the "
+            "affinity of both by taskset.",
+        )
 
 
 def given(context: typer.Context, name: str) -> bool:
@@ -221,14 +235,16 @@ def end(sentence: str) -> NoReturn:
 
 
 def expected() -> tuple[type[Exception], ...]:
-    """Return the errors of an in-process bench that are one sentence for a person."""
+    """Return the errors of a bench on a model that are one sentence for a person, its own server's among them."""
     from octavo_engine.bench.harness import BenchError
+    from octavo_engine.bench.http_stream import StreamError
+    from octavo_engine.bench.load import LoadError
     from octavo_engine.bench.own_server import ServerError
     from octavo_engine.bench.perplexity import QualityError
     from octavo_engine.bench.workload import WorkloadError
     from octavo_engine.worker.sizing import StartError
 
-    return BenchError, ServerError, QualityError, WorkloadError, StartError
+    return BenchError, LoadError, StreamError, ServerError, QualityError, WorkloadError, StartError, OSError
 
 
 def work(harness: Harness) -> Work | None:
