@@ -214,6 +214,7 @@ def test_a_trace_keeps_its_own_arrivals_unless_a_rate_is_given(tmp_path):
         (("serve", "http://127.0.0.1:1", "--model", "x"), 1, "Nobody answers"),
         (("serve", "https://x", "--model", "x"), 1, "plain http URL"),
         (("throughput", URI, "--json", "/nowhere/x.json"), 2, "/nowhere/x.json cannot be written"),
+        (("headline", URI, "--svg", "/dev/null/x"), 2, "/dev/null/x cannot be made"),
         (("throughput", URI, "--kv-cache-dtype", "int3"), 2, "'int8', 'bf16'"),
         (("serve", "http://127.0.0.1:1", "--model", "x", "--rate", "inf"), 2, "is no number to measure with"),
         (("serve", "http://127.0.0.1:1", "--api-key-file", "/nowhere"), 2, "a file that holds one API key"),

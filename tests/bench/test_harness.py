@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo_engine.bench import workload
 from octavo_engine.bench.harness import BenchError, Harness
-from octavo_engine.bench.headline import UnpaddedStatic, without_padding
+from octavo_engine.bench.headline import SHORT, Bench, UnpaddedStatic, without_padding
 from octavo_engine.bench.observe import stored_tokens
 from octavo_engine.bench.own_server import serve_flags
 from octavo_engine.core.config import CacheGroup, Request, SchedulerConfig
@@ -95,6 +95,14 @@ def test_a_cache_that_is_there_needs_no_memory_beside_it(monkeypatch):
     assert same.digest == smaller.digest
     with pytest.raises(StartError, match="does not fit"):
         harness.run(items, kv_cache_memory=config.kv_cache_memory)
+
+
+def test_claims_that_do_not_fit_are_told_in_the_command_s_own_words(monkeypatch):
+    harness = make("scripted://?blocks=64&max_len=1024", kv_cache_memory=0)
+    harness.settle()
+    monkeypatch.setattr(start, "memory_left", lambda: 0)
+    with pytest.raises(BenchError, match=r"The claims need 0\.\d+Gi for the KV cache.*--short"):
+        Bench(harness, SHORT, lambda name: None).run()
 
 
 def test_all_requests_may_wait_however_many_they_are():

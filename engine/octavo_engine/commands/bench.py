@@ -187,7 +187,8 @@ def serve(
         bool, typer.Option("--find-saturation", help="First find what the server can do for --clients at once.")
     ] = False,
     share: Annotated[
-        float, typer.Option(min=0.01, max=2, help="With --find-saturation: the rate as a share of saturation.")
+        float,
+        typer.Option(min=0.01, max=2, help="With --find-saturation: the rate as a share of saturation."),
     ] = 0.7,
     clients: Annotated[int, typer.Option(min=1, help="With --find-saturation: clients that find it.")] = 64,
     saturation_seconds: Annotated[

@@ -41,9 +41,18 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
+def makeable(folder: Path | None) -> Path | None:
+    """Refuse a folder that can be neither made nor written to before anything is measured; Typer names the option."""
+    if folder is not None:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise typer.BadParameter(f"{folder} cannot be made: {there} is no folder of yours.")
+    return folder
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures here, too.")]
 Model = Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")]
-SvgFolder = Annotated[Path | None, typer.Option("--svg", help="Write plots into this folder.")]
+SvgFolder = Annotated[Path | None, typer.Option("--svg", callback=makeable, help="Write plots into this folder.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Repetitions of which the median counts.")]
 DType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Arithmetic; float32 is the exact mode.")
@@ -244,7 +253,8 @@ def expected() -> tuple[type[Exception], ...]:
     from octavo_engine.bench.workload import WorkloadError
     from octavo_engine.worker.sizing import StartError
 
-    return BenchError, LoadError, StreamError, ServerError, QualityError, WorkloadError, StartError, OSError
+    own = (BenchError, LoadError, StreamError, ServerError, QualityError, WorkloadError, StartError)
+    return *own, OSError, MemoryError
 
 
 def work(harness: Harness) -> Work | None:

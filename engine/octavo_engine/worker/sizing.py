@@ -40,10 +40,14 @@ class ContextError(StartError):
         self.fits = fits
 
 
+class PoolError(StartError):
+    """The KV pool that is asked for is larger than the memory that is left."""
+
+
 def pool_bytes(requested: int, left: int, bytes_per_token: int) -> int:
     """Return the KV pool's size for a flag (0: none given), the bytes left on this machine, and those a token takes."""
     if requested > left:
-        raise StartError(
+        raise PoolError(
             f"--kv-cache-memory {requested / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after the "
             "weights. Ask for less, or raise the memory limit."
         )
