@@ -140,7 +140,9 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocate
     layout = model.executable.layout
     num_blocks = model.num_blocks
     if not num_blocks:
-        num_blocks = choose_blocks(config.kv_cache_memory, memory_left(), layout.groups, layout.block_size)
+        # A cache that is there already is taken over, or given back before its successor is made.
+        held = sum(count * group.bytes_per_block for count, group in zip(allocated, layout.groups, strict=False))
+        num_blocks = choose_blocks(config.kv_cache_memory, memory_left() + held, layout.groups, layout.block_size)
     if num_blocks == allocated:
         return num_blocks
     started = time.perf_counter()
