@@ -43,9 +43,14 @@ def peers(
     served: Annotated[
         bool, typer.Option("--served", help="Also server against server over HTTP, under open-loop arrivals.")
     ] = False,
-    duration: Annotated[float, typer.Option(min=1, help="With --served: seconds of arrivals a run.")] = 600.0,
+    duration: Annotated[
+        float, typer.Option(min=1, callback=options.finite, help="With --served: seconds of arrivals a run.")
+    ] = 600.0,
     saturation_seconds: Annotated[
-        float, typer.Option(min=1, help="With --served: about how long finding each server's saturation takes.")
+        float,
+        typer.Option(
+            min=1, callback=options.finite, help="With --served: about how long finding each server's saturation takes."
+        ),
     ] = 60.0,
     in_process: Annotated[bool, typer.Option(help="The points, each engine in a process without HTTP.")] = True,
     max_num_batched_tokens: options.MaxNumBatchedTokens = 0,
@@ -63,6 +68,13 @@ def peers(
     from octavo_engine.bench.report import Report
     from octavo_engine.worker.cgroup import compute_threads
 
+    if not (in_process or served):
+        raise typer.BadParameter(
+            "nothing is left to measure: add --served, or leave this out.", param_hint="'--no-in-process'"
+        )
+    wanted = _points(point)
+    with options.ending_in_a_sentence(PeerError):
+        chosen = registry.choose(peer or [])
     config = options.engine_config(
         model,
         device="cpu",
@@ -73,9 +85,8 @@ def peers(
     settings = Settings(threads=config.threads)
     root = environments or peers_root()
     with options.ending_in_a_sentence(PeerError, *options.expected(), OSError):
-        wanted = _points(point)
         files = ModelFiles(_gguf(config.model), root / "models")
-        found = registry.find(registry.choose(peer or []), root, install, say)
+        found = registry.find(chosen, root, install, say)
         machine = describe_machine(settings.threads)
         theirs = _theirs(found, files, settings)
         safetensors = any(contender.name == "vllm:bf16" for contender in theirs)
@@ -90,7 +101,7 @@ def peers(
         if in_process and theirs:
             contenders = [*ours.contenders(configs, options.load), *theirs]
             measured, own = _measure(contenders, wanted, repeat, perplexity_windows)
-            described |= {name: chosen for name, (chosen, _) in own.items()}
+            described |= {name: settled for name, (settled, _) in own.items()}
             compared = tables.compare(measured, {name: perplexity for name, (_, perplexity) in own.items()})
             shown, figures["in_process"] = tables.tables(measured, compared), compared
         if served and found:

@@ -29,3 +29,16 @@ def test_bad_input_is_a_sentence(tmp_path):
     wrong_model = run("scripted://?", "--environments", str(tmp_path))
     assert wrong_model.exit_code == 2
     assert "GGUF" in wrong_model.stderr
+
+
+def test_bad_input_is_told_before_the_model_is_read(tmp_path):
+    """No model is at the path, and nobody looks."""
+    nothing = run("/nowhere/m.gguf", "--environments", str(tmp_path), "--no-in-process")
+    assert nothing.exit_code == 2
+    assert "nothing is left to measure: add --served, or leave this out." in " ".join(
+        nothing.stderr.replace("│", " ").split()
+    )
+    wrong_peer = run("/nowhere/m.gguf", "--peer", "tgi")
+    assert "'tgi' is no peer" in wrong_peer.stderr
+    endless = run("/nowhere/m.gguf", "--served", "--duration", "inf")
+    assert endless.exit_code == 2
