@@ -28,6 +28,9 @@ def test_throughput_in_process_and_over_http(tmp_path):
     found = json.loads(report.read_text())
     assert found["machine"]["cpu"]
     assert found["configuration"]["model"] == URI
+    assert found["complete"] is True
+    assert found["command"].startswith(f"octavo bench throughput '{URI}' --requests 12")
+    assert found["command"] in ran.stdout
     figures = found["figures"]
     assert figures["in_process"]["total_rate"]["count"] == 2
     assert len(set(figures["in_process"]["outputs"])) == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,11 @@ class Table(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+def typed_command() -> str:
+    """Return the command line of this process as a shell takes it. A password in a URL is left out of it."""
+    return shlex.join(["octavo", *(re.sub(r"//[^/@\s]+@", "//", argument) for argument in sys.argv[1:])])
+
+
 class Report(msgspec.Struct, frozen=True):
     """One run of one bench: where, how configured, and what came out. `figures` is what `--json` is read for."""
 
@@ -31,10 +39,13 @@ class Report(msgspec.Struct, frozen=True):
     configuration: Mapping[str, Any]
     tables: Sequence[Table]
     figures: Any
+    complete: bool = True
+    """False for what was known when a run was cut short, or is known so far."""
+    command: str = msgspec.field(default_factory=typed_command)
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print the tables, and below them the machine and the configuration."""
+    """Print the tables, and below them the machine, the configuration and the command."""
     terminal = console or Console()
     out = terminal if terminal.is_terminal else Console(file=terminal.file, width=max(terminal.width, 140))
     for table in report.tables:
@@ -45,13 +56,15 @@ def show(report: Report, console: Console | None = None) -> None:
             shown.add_row(*row)
         out.print(shown)
     settings = ", ".join(f"{name} {value}" for name, value in report.configuration.items())
-    out.print(f"{report.machine.sentence()}\n{settings}", highlight=False, soft_wrap=True)
+    out.print(f"{report.machine.sentence()}\n{settings}\n{report.command}", highlight=False, soft_wrap=True)
 
 
 def write_json(path: Path, report: Report) -> None:
     """Write everything but the tables, which say the same for people. What is not finite becomes null."""
     content = {
         "title": report.title,
+        "complete": report.complete,
+        "command": report.command,
         "machine": msgspec.to_builtins(report.machine),
         "configuration": dict(report.configuration),
         "figures": _finite(msgspec.to_builtins(report.figures)),
