@@ -41,7 +41,8 @@ def test_an_installation_that_fails_is_left_out_with_pips_words(tmp_path):
     fake = Fake(lambda environment: environment.pip("install", "--no-index", "octavo-peer-that-is-not"))
     assert find([fake], tmp_path, True, said.append) == []
     assert said[0].startswith("installing Fake into ")
-    assert "Fake is left out: fake cannot be installed: Could not find a version" in said[1]
+    assert said[1] == "fake: making the environment"
+    assert "Fake is left out: fake cannot be installed: Could not find a version" in said[-1]
     assert "octavo-peer-that-is-not" in (tmp_path / "fake" / "install.log").read_text()
     assert Environment(tmp_path, "fake").versions() is None
 

@@ -48,9 +48,11 @@ class LlamaCpp:
 
     def install(self, environment: Environment) -> dict[str, str]:
         """Build its tools. Minutes; needs a C++ compiler."""
+        pin = PINS[self.name]
+        environment.step(f"installing {', '.join(_BUILD_TOOLS)}")
         environment.pip("install", *_BUILD_TOOLS)
         sdist, source = environment.folder / "sdist", environment.folder / "source"
-        pin = PINS[self.name]
+        environment.step(f"fetching the source in {pin.requirement}")
         only = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
         environment.pip("download", *only, "--dest", str(sdist), pin.requirement)
         (archive,) = sdist.glob("*.tar.gz")
@@ -63,8 +65,10 @@ class LlamaCpp:
         build = environment.folder / "build"
         cmake = str(tools / "cmake")
         options = [*_CMAKE, _WITH_AMX] if "amx_tile" in cpu_flags() else _CMAKE
+        environment.step("configuring")
         environment.call(cmake, "-G", "Ninja", "-S", str(found[0].parent), "-B", str(build), *options)
         jobs = str(len(os.sched_getaffinity(0)))
+        environment.step(f"building {', '.join(_TARGETS)}")
         environment.call(cmake, "--build", str(build), "--parallel", jobs, "--target", *_TARGETS)
         for name in _TARGETS:
             shutil.copy2(build / "bin" / name, tools / name)

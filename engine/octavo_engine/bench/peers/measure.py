@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from octavo_engine.bench.peers.contender import Contender, Running
 from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.heartbeat import Say
 from octavo_engine.bench.peers.point import BATCH, BATCH_SIZES, LENGTH, Point, Timing, batch_of, total_rate
 from octavo_engine.bench.peers.ratio import Key
 from octavo_engine.bench.peers.schedule import Group, groups, turns, with_best_batch
 from octavo_engine.bench.workload import fixed
 
-Say = Callable[[str], None]
 _WARM_UP_SEED = 1_000_000
 """Beyond every round's."""
 

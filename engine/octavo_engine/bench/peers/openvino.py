@@ -22,6 +22,7 @@ class OpenVINO:
     def install(self, environment: Environment) -> dict[str, str]:
         """Install the wheels."""
         pin = PINS[self.name]
+        environment.step(f"installing {pin.requirement}")
         environment.pip("install", pin.requirement)
         return {name: environment.version(name) for name in (pin.distribution, "openvino")}
 

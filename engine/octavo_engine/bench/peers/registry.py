@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from octavo_engine.bench.peers.contender import Peer
-from octavo_engine.bench.peers.environment import Environment
+from octavo_engine.bench.peers.environment import Environment, size
 from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.heartbeat import Say
 from octavo_engine.bench.peers.llamacpp import LlamaCpp
 from octavo_engine.bench.peers.openvino import OpenVINO
 from octavo_engine.bench.peers.pins import other_version
@@ -16,8 +17,6 @@ from octavo_engine.bench.peers.vllm import VLLM
 
 # llama.cpp first: its tools make the files that others are measured on, too.
 PEERS: Final[tuple[Peer, ...]] = (LlamaCpp(), OpenVINO(), VLLM())
-
-Say = Callable[[str], None]
 
 
 class Installed(NamedTuple):
@@ -41,7 +40,7 @@ def find(peers: Sequence[Peer], root: Path, install: bool, say: Say) -> list[Ins
     """Return the peers that are installed, or can be; say of each other one why it is left out."""
     found = []
     for peer in peers:
-        environment = Environment(root, peer.name)
+        environment = Environment(root, peer.name, say)
         versions = environment.versions()
         try:
             if versions is None and install:
@@ -49,6 +48,7 @@ def find(peers: Sequence[Peer], root: Path, install: bool, say: Say) -> list[Ins
                 environment.create()
                 versions = peer.install(environment)
                 environment.finish(versions)
+                say(f"{peer.title} is installed: {size(environment.folder) / 1e6:,.0f} MB")
         except PeerError as error:
             say(f"{peer.title} is left out: {error}")
             continue

@@ -11,6 +11,7 @@ import msgspec
 from octavo_engine.bench.load import Target
 from octavo_engine.bench.online import Online, run, saturation, summarize
 from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.heartbeat import Say
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import number
 from octavo_engine.bench.workload import mixed, poisson
@@ -20,8 +21,6 @@ CLIENTS: Final = 64
 OWN: Final = "octavo"
 SLO_TTFT: Final = 1.0
 SLO_ITL: Final = 0.1
-
-Say = Callable[[str], None]
 
 
 class Served(NamedTuple):

@@ -43,6 +43,7 @@ class VLLM:
         """
         pin = PINS[self.name]
         wheels = environment.folder / "wheels"
+        environment.step(f"fetching {pin.requirement}")
         environment.pip("download", "--no-deps", "--dest", str(wheels), pin.requirement)
         found = sorted(wheels.glob("*.whl"))
         if len(found) != 1:
@@ -51,7 +52,9 @@ class VLLM:
             )
         listed = environment.folder / "requirements.txt"
         listed.write_text("".join(f"{line}\n" for line in requirements(_metadata(found[0]))))
+        environment.step("installing what it requires: gigabytes")
         environment.pip("install", "--requirement", str(listed))
+        environment.step(f"installing {pin.requirement}")
         environment.pip("install", "--no-deps", str(found[0]))
         version = environment.version(pin.distribution)
         self._name_it_vllm(environment, version)
