@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import sys
@@ -69,7 +70,40 @@ def write_json(path: Path, report: Report) -> None:
         "configuration": dict(report.configuration),
         "figures": _finite(msgspec.to_builtins(report.figures)),
     }
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    _replace(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError if no report can be written at the path; what lies there stays as it is."""
+    if path.exists() and not _replaceable(path):
+        with path.open("ab"):
+            return
+    beside = _beside(path)
+    beside.touch()
+    beside.unlink()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file that is whole at every moment: a reader, or what is left of a run that died, has all or the old."""
+    if path.exists() and not _replaceable(path):
+        path.write_bytes(data)
+        return
+    beside = _beside(path)
+    try:
+        beside.write_bytes(data)
+        beside.replace(path.resolve())
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether another file may take its place: it is no device, and the folder can be written."""
+    return path.is_file() and os.access(path.resolve().parent, os.W_OK)
+
+
+def _beside(path: Path) -> Path:
+    target = path.resolve()
+    return target.with_name(f".{target.name}.{os.getpid()}")
 
 
 def _finite(value: Any) -> Any:
