@@ -131,6 +131,13 @@ def test_what_is_no_result_is_one_sentence(line, said):
         read_answer(line, "Peer", LOG)
 
 
+@pytest.mark.parametrize(("seconds", "first"), [(0.0, None), (1.0, 0.0), (1.0, 1.0), (-1.0, None)])
+def test_times_that_cannot_be_are_no_figures(seconds, first):
+    answer = Answer("result", seconds=seconds, output_tokens=6, first_token_seconds=first)
+    with pytest.raises(PeerError, match="gave times that cannot be"):
+        timing(answer, ITEMS, "Peer")
+
+
 def test_a_peer_that_did_less_work_is_no_comparison():
     with pytest.raises(PeerError, match="gave 5 tokens where 6 were asked for"):
         timing(Answer("result", seconds=1.0, output_tokens=5), ITEMS, "Peer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -52,6 +53,9 @@ def timing(answer: Answer, items: Sequence[Item], title: str) -> Timing:
     wanted = sum(item.max_tokens for item in items)
     if answer.output_tokens != wanted:
         raise PeerError(f"{title} gave {answer.output_tokens} tokens where {wanted} were asked for.")
+    first = answer.first_token_seconds
+    if not (0 < answer.seconds < math.inf and (first is None or 0 < first < answer.seconds)):
+        raise PeerError(f"{title} gave times that cannot be: {answer.seconds} s, the first token after {first} s.")
     return Timing(
         seconds=answer.seconds,
         prompt_tokens=sum(len(item.prompt) for item in items),
@@ -91,7 +95,7 @@ class DriverProcess:
             raise PeerError(f"{title} cannot be started: {error.strerror}; run again with --install.") from error
         try:
             ready = self._read()
-        except PeerError:
+        except BaseException:
             self.close()
             raise
         self.versions = ready.versions
