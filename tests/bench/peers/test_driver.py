@@ -107,7 +107,9 @@ def test_a_peer_that_does_not_load_says_so(environment):
 def test_a_missing_interpreter_is_a_sentence(tmp_path):
     environment = Environment(tmp_path, "gone")
     environment.folder.mkdir()
-    with pytest.raises(PeerError, match="cannot be started: No such file or directory; run again with --install"):
+    with pytest.raises(
+        PeerError, match=f"cannot be started: No such file or directory; remove {environment.folder} and"
+    ):
         DriverProcess("Gone", environment, "with_echo", {})
 
 

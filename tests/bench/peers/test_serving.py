@@ -127,6 +127,17 @@ def test_a_server_is_waited_for_and_ended(environment):
         pass
 
 
+def test_a_server_that_is_gone_is_a_sentence(environment):
+    gone = ServerCommand("Peer", [str(environment.folder / "serve")], {}, "model", 30.0)
+    with (
+        pytest.raises(
+            PeerError, match=f"cannot be started: No such file or directory; remove {environment.folder} and"
+        ),
+        peer_server(gone, environment, free_port()),
+    ):
+        pass
+
+
 def test_a_server_that_never_gets_ready_is_ended_after_its_time(environment):
     waiting = ServerCommand("Peer", [sys.executable, "-c", "import time; time.sleep(600)"], {}, "model", 0.5)
     with (

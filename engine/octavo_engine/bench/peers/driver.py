@@ -65,6 +65,12 @@ def timing(answer: Answer, items: Sequence[Item], title: str) -> Timing:
     )
 
 
+def cannot_start(title: str, environment: Environment, error: OSError) -> PeerError:
+    """Return the error of a peer whose program is not there, or cannot be run, though it was installed."""
+    remedy = f"remove {environment.folder} and run again with --install."
+    return PeerError(f"{title} cannot be started: {error.strerror}; {remedy}")
+
+
 class DriverProcess:
     """A loaded peer that runs one workload after the other; a context manager that ends it."""
 
@@ -92,7 +98,7 @@ class DriverProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise PeerError(f"{title} cannot be started: {error.strerror}; run again with --install.") from error
+            raise cannot_start(title, environment, error) from error
         try:
             ready = self._read()
         except BaseException:
