@@ -56,6 +56,8 @@ def show(report: Report, console: Console | None = None) -> None:
         for row in table.rows:
             shown.add_row(*row)
         out.print(shown)
+    if not report.complete:
+        out.print("Incomplete: the run was cut short.", highlight=False)
     settings = ", ".join(f"{name} {value}" for name, value in report.configuration.items())
     out.print(f"{report.machine.sentence()}\n{settings}\n{report.command}", highlight=False, soft_wrap=True)
 

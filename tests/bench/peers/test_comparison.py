@@ -98,6 +98,7 @@ def test_a_whole_comparison(compare):
     assert (left["name"], left["of"], left["why"]) == ("quick", "of the servers", "it has no server.")
     assert DECODE.title in result.stdout
     assert "octavo bench:" not in result.stderr
+    assert "Incomplete" not in result.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

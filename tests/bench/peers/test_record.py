@@ -70,6 +70,7 @@ def test_what_cuts_it_short_leaves_the_tables_and_the_file(record, file, capsys,
         raise error
     shown = capsys.readouterr()
     assert "OpenVINO GenAI, file" in shown.out
+    assert "Incomplete: the run was cut short." in shown.out
     assert shown.err == (
         f'octavo bench: {what}: what was measured until then is above and in {file} with "complete": false.\n'
     )
