@@ -42,3 +42,10 @@ def test_bad_input_is_told_before_the_model_is_read(tmp_path):
     assert "'tgi' is no peer" in wrong_peer.stderr
     endless = run("/nowhere/m.gguf", "--served", "--duration", "inf")
     assert endless.exit_code == 2
+
+
+def test_the_help_says_what_it_takes():
+    told = CliRunner().invoke(app, ["bench", "peers", "--help"], env={"COLUMNS": "80"}).stdout
+    lines = [line.strip() for line in told.splitlines()]
+    for begin in ("memory: 13 GB", "disk: 7 GB", "time: 40 minutes"):
+        assert any(line.startswith(begin) for line in lines)
