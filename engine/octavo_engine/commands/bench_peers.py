@@ -92,6 +92,12 @@ def peers(
     from octavo_engine.worker.cgroup import compute_threads
 
     points = _points(point)
+    if served and threads not in (0, compute_threads()):
+        raise typer.BadParameter(
+            f"'octavo serve' computes with {compute_threads()} threads here: leave it off with --served, or set the "
+            "affinity of all by taskset.",
+            param_hint="'--threads'",
+        )
     _check_writable(json_file)
     notes = Notes(say)
     with _ended_by_sigterm(), options.ending_in_a_sentence(PeerError, *options.expected(), OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from octavo_engine.cli import app
+from octavo_engine.worker.cgroup import compute_threads
 
 
 def run(*arguments):
@@ -40,6 +41,9 @@ def test_bad_input_is_told_before_the_model_is_read(tmp_path):
     )
     wrong_peer = run("/nowhere/m.gguf", "--peer", "tgi")
     assert "'tgi' is no peer" in wrong_peer.stderr
+    other_threads = run("/nowhere/m.gguf", "--served", "--threads", str(compute_threads() + 1))
+    assert other_threads.exit_code == 2
+    assert "'octavo serve' computes with" in " ".join(other_threads.stderr.replace("│", " ").split())
     endless = run("/nowhere/m.gguf", "--served", "--duration", "inf")
     assert endless.exit_code == 2
 
