@@ -28,8 +28,26 @@ app = typer.Typer(
 app.add_typer(bench)
 
 
+def _say_version(wanted: bool) -> None:
+    """Say which Octavo this is, and end."""
+    if not wanted:
+        return
+    from octavo_engine.bench import checkout
+
+    commit = checkout.commit()
+    typer.echo(f"octavo {checkout.version()}" + (f" at {commit}" if commit else ""))
+    raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Say the version and the commit, and end."
+        ),
+    ] = False,
+) -> None:
     """Serve language models from sixteen-token pages of KV cache."""
 
 

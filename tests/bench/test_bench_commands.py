@@ -31,6 +31,9 @@ def test_throughput_in_process_and_over_http(tmp_path):
     assert found["configuration"]["model"] == URI
     inputs = {"workload": "mixed", "requests": 12, "repeat": 2, "seed": 0, "clients": 4, "perplexity-windows": 4}
     assert inputs.items() <= found["configuration"].items()
+    assert found["complete"] is True
+    assert found["command"].startswith(f"octavo bench throughput '{URI}' --requests 12")
+    assert found["command"] in ran.stdout
     figures = found["figures"]
     rates = figures["in_process"]["total_rate"]
     assert rates["count"] == len(rates["values"]) == 2

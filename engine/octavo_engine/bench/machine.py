@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
+from octavo_engine.bench import checkout
 from octavo_engine.worker.cgroup import compute_threads
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine at a moment. `isa` is the kernels' instruction-set variant, "" if no native kernels run."""
+    """A machine at a moment. `isa` is the kernels' instruction-set variant, "" if no native kernels run.
+
+    `commit` is the checkout's that Octavo runs from, "" if none; `role` what the machine did, "" if it is the one that
+    was measured.
+    """
 
     cpu: str
     cores: int
@@ -24,18 +28,25 @@ class Machine(msgspec.Struct, frozen=True):
     date: str
     octavo: str
     python: str
+    commit: str = ""
+    role: str = ""
 
     def sentence(self) -> str:
         """Return it as one line below a table."""
         isa = f", {self.isa} kernels" if self.isa else ""
+        role = f"{self.role}: " if self.role else ""
+        commit = f" at {self.commit}" if self.commit else ""
         return (
-            f"{self.cpu}, {self.cores} cores, {self.threads} threads{isa}, load {self.load:.1f} at the start, "
-            f"Octavo {self.octavo}, Python {self.python}, {self.date}"
+            f"{role}{self.cpu}, {self.cores} cores, {self.threads} threads{isa}, load {self.load:.1f} at the start, "
+            f"Octavo {self.octavo}{commit}, Python {self.python}, {self.date}"
         )
 
 
-def describe_machine(threads: int = 0, isa: str = "") -> Machine:
-    """Return this machine now; `threads` and `isa` as the engine under test states them (0: what it would take)."""
+def describe_machine(threads: int = 0, isa: str = "", role: str = "") -> Machine:
+    """Return this machine now; `threads` and `isa` as the engine under test states them (0: what it would take).
+
+    `role` is for a machine that is not the one measured, such as "load generator".
+    """
     return Machine(
         cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
@@ -43,8 +54,10 @@ def describe_machine(threads: int = 0, isa: str = "") -> Machine:
         isa=isa,
         load=os.getloadavg()[0],
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        octavo=_version(),
+        octavo=checkout.version(),
         python=platform.python_version(),
+        commit=checkout.commit(),
+        role=role,
     )
 
 
@@ -56,10 +69,3 @@ def cpu_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def _version() -> str:
-    try:
-        return version("octavo")
-    except PackageNotFoundError:
-        return "from source"

@@ -107,7 +107,9 @@ def test_a_peer_that_does_not_load_says_so(environment):
 def test_a_missing_interpreter_is_a_sentence(tmp_path):
     environment = Environment(tmp_path, "gone")
     environment.folder.mkdir()
-    with pytest.raises(PeerError, match="cannot be started: No such file or directory; run again with --install"):
+    with pytest.raises(
+        PeerError, match=f"cannot be started: No such file or directory; remove {environment.folder} and"
+    ):
         DriverProcess("Gone", environment, "with_echo", {})
 
 
@@ -129,6 +131,13 @@ def test_answers_are_read():
 def test_what_is_no_result_is_one_sentence(line, said):
     with pytest.raises(PeerError, match=said):
         read_answer(line, "Peer", LOG)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.0, None), (1.0, 0.0), (1.0, 1.0), (-1.0, None)])
+def test_times_that_cannot_be_are_no_figures(seconds, first):
+    answer = Answer("result", seconds=seconds, output_tokens=6, first_token_seconds=first)
+    with pytest.raises(PeerError, match="gave times that cannot be"):
+        timing(answer, ITEMS, "Peer")
 
 
 def test_a_peer_that_did_less_work_is_no_comparison():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -52,6 +53,9 @@ def timing(answer: Answer, items: Sequence[Item], title: str) -> Timing:
     wanted = sum(item.max_tokens for item in items)
     if answer.output_tokens != wanted:
         raise PeerError(f"{title} gave {answer.output_tokens} tokens where {wanted} were asked for.")
+    first = answer.first_token_seconds
+    if not (0 < answer.seconds < math.inf and (first is None or 0 < first < answer.seconds)):
+        raise PeerError(f"{title} gave times that cannot be: {answer.seconds} s, the first token after {first} s.")
     return Timing(
         seconds=answer.seconds,
         prompt_tokens=sum(len(item.prompt) for item in items),
@@ -59,6 +63,12 @@ def timing(answer: Answer, items: Sequence[Item], title: str) -> Timing:
         decode_tokens=answer.decode_tokens,
         first_token_seconds=answer.first_token_seconds,
     )
+
+
+def cannot_start(title: str, environment: Environment, error: OSError) -> PeerError:
+    """Return the error of a peer whose program is not there, or cannot be run, though it was installed."""
+    remedy = f"remove {environment.folder} and run again with --install."
+    return PeerError(f"{title} cannot be started: {error.strerror}; {remedy}")
 
 
 class DriverProcess:
@@ -88,10 +98,10 @@ class DriverProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise PeerError(f"{title} cannot be started: {error.strerror}; run again with --install.") from error
+            raise cannot_start(title, environment, error) from error
         try:
             ready = self._read()
-        except PeerError:
+        except BaseException:
             self.close()
             raise
         self.versions = ready.versions

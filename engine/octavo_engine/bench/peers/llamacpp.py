@@ -14,9 +14,9 @@ from octavo_engine.bench.peers.driver import DriverProcess
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
 from octavo_engine.bench.peers.model_files import ModelFiles
+from octavo_engine.bench.peers.pins import PINS
 from octavo_engine.bench.peers.point import BATCH, DECODE, PREFILL_512
 
-_PACKAGE: Final = "llama-cpp-python"
 _TARGETS: Final = ("llama-batched-bench", "llama-server", "llama-quantize")
 _CMAKE: Final = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -48,11 +48,13 @@ class LlamaCpp:
 
     def install(self, environment: Environment) -> dict[str, str]:
         """Build its tools. Minutes; needs a C++ compiler."""
+        pin = PINS[self.name]
+        environment.step(f"installing {', '.join(_BUILD_TOOLS)}")
         environment.pip("install", *_BUILD_TOOLS)
         sdist, source = environment.folder / "sdist", environment.folder / "source"
-        environment.pip(
-            *("download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"), "--dest", str(sdist), _PACKAGE
-        )
+        environment.step(f"fetching the source in {pin.requirement}")
+        only = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
+        environment.pip("download", *only, "--dest", str(sdist), pin.requirement)
         (archive,) = sdist.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(source, filter="data")
@@ -63,14 +65,16 @@ class LlamaCpp:
         build = environment.folder / "build"
         cmake = str(tools / "cmake")
         options = [*_CMAKE, _WITH_AMX] if "amx_tile" in cpu_flags() else _CMAKE
+        environment.step("configuring")
         environment.call(cmake, "-G", "Ninja", "-S", str(found[0].parent), "-B", str(build), *options)
         jobs = str(len(os.sched_getaffinity(0)))
+        environment.step(f"building {', '.join(_TARGETS)}")
         environment.call(cmake, "--build", str(build), "--parallel", jobs, "--target", *_TARGETS)
         for name in _TARGETS:
             shutil.copy2(build / "bin" / name, tools / name)
         for folder in (sdist, source, build):
             shutil.rmtree(folder)
-        return {_PACKAGE: archive.name.removesuffix(".tar.gz").rpartition("-")[2]}
+        return {pin.distribution: archive.name.removesuffix(".tar.gz").rpartition("-")[2]}
 
     def contenders(self, environment: Environment, files: ModelFiles, settings: Settings) -> list[Contender]:
         """Measure the file itself, and at one stream and in a prefill the formats that may be faster there."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from octavo_engine.bench.peers.contender import Contender, Running
-from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.heartbeat import heartbeat
+from octavo_engine.bench.peers.notes import FAILURES, Notes
 from octavo_engine.bench.peers.point import BATCH, BATCH_SIZES, LENGTH, Point, Timing, batch_of, total_rate
 from octavo_engine.bench.peers.ratio import Key
 from octavo_engine.bench.peers.schedule import Group, groups, turns, with_best_batch
 from octavo_engine.bench.workload import fixed
 
-Say = Callable[[str], None]
-_WARM_UP_SEED = 1_000_000
+_WARM_UP_SEED: Final = 1_000_000
 """Beyond every round's."""
+_WARM_UP: Final = Point("warm-up", "warm-up", lambda seed: fixed(1, 32, 8, seed), total_rate)
 
 
 class Measured(msgspec.Struct):
@@ -33,32 +35,43 @@ class Measured(msgspec.Struct):
 
 
 class Field:
-    """The contenders that started; whoever fails later is taken out, and said."""
+    """The contenders that started; whoever fails later is taken out, and noted."""
 
-    def __init__(self, contenders: Sequence[Contender], say: Say) -> None:
+    def __init__(self, contenders: Sequence[Contender], notes: Notes) -> None:
         """Start them, each warmed up by one short run."""
-        self._say = say
+        self._notes = notes
         self.running: dict[str, Running] = {}
         self.contenders: list[Contender] = []
-        for contender in contenders:
-            say(f"starting {contender.title}")
-            try:
+        self.titles = {contender.name: contender.title for contender in contenders}
+        try:
+            for contender in contenders:
+                self._start(contender)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, contender: Contender) -> None:
+        self._notes.say(f"starting {contender.title}")
+        try:
+            with heartbeat(self._notes.say, lambda seconds: f"starting {contender.title}: {seconds:.0f} s"):
                 running = contender.start()
-            except PeerError as error:
-                say(f"{contender.title} is left out: {error}")
-                continue
-            self.running[contender.name] = running
-            self.contenders.append(contender)
-            self.run(contender.name, Point("warm-up", "", lambda seed: fixed(1, 32, 8, seed), total_rate), 0)
+        except FAILURES as error:
+            self._notes.leave_out(contender.name, contender.title, error)
+            return
+        self.running[contender.name] = running
+        self.contenders.append(contender)
+        self.run(contender.name, _WARM_UP, 0)
 
     def run(self, name: str, point: Point, seed: int) -> Timing | None:
         """Run the point once; None if the contender is out, or now falls out."""
         if name not in self.running:
             return None
+        title = f"{self.titles[name]}, {point.title}"
         try:
-            return self.running[name].run(point.make(seed))
-        except PeerError as error:
-            self._say(f"{name} is left out from here on: {error}")
+            with heartbeat(self._notes.say, lambda seconds: f"{title}: {seconds:.0f} s"):
+                return self.running[name].run(point.make(seed))
+        except FAILURES as error:
+            self._notes.leave_out(name, self.titles[name], error, f"from {point.title} on")
             self.running.pop(name).close()
             return None
 
@@ -68,21 +81,25 @@ class Field:
             self.running.popitem()[1].close()
 
 
-def measure(field: Field, points: Sequence[Point], rounds: int, say: Say, best_of: Sequence[str] = ()) -> Measured:
+def measure(
+    field: Field,
+    points: Sequence[Point],
+    rounds: int,
+    notes: Notes,
+    best_of: Sequence[str] = (),
+    keep: Callable[[Measured], None] = lambda measured: None,
+) -> Measured:
     """Run every group of comparable entries `rounds` times by turns.
 
-    `best_of` names contenders whose best batch size is found first, by one run of each size.
+    `best_of` names contenders whose best batch size is found first, by one run of each size. `keep` is given all that
+    is known after each run: one object, which grows.
     """
     measured = Measured({}, {}, [], {c.name: c.title for c in field.contenders}, {}, {}, [])
     for plain in groups(field.contenders, points):
         group = plain
         for name in best_of:
             if (name, BATCH) in group.entries:
-                say(f"{measured.titles[name]}: its best batch size")
-                measured.batch_rates[name] = rates = _batch_rates(field, name)
-                if rates:
-                    measured.best_batch[name] = best = max(rates, key=rates.__getitem__)
-                    group = with_best_batch(group, name, best)
+                group = _with_best_batch(group, name, field, measured, notes)
         measured.groups.append(group)
         # Each entry once before the first round: threads, allocators and caches are then as they stay.
         for name, point in group.entries:
@@ -95,8 +112,19 @@ def measure(field: Field, points: Sequence[Point], rounds: int, say: Say, best_o
             key, rate = (turn.point.name, turn.contender), turn.point.rate(run)
             measured.figures.setdefault(key, []).append(rate)
             measured.timings.setdefault(key, []).append(run)
-            say(f"{turn.point.title}, round {turn.round + 1}/{rounds}: {measured.titles[turn.contender]}: {rate:,.0f}")
+            title = measured.titles[turn.contender]
+            notes.say(f"{turn.point.title}, round {turn.round + 1}/{rounds}: {title}: {rate:,.0f}")
+            keep(measured)
     return measured
+
+
+def _with_best_batch(group: Group, name: str, field: Field, measured: Measured, notes: Notes) -> Group:
+    notes.say(f"{measured.titles[name]}: its best batch size")
+    measured.batch_rates[name] = rates = _batch_rates(field, name)
+    if not rates:
+        return group
+    measured.best_batch[name] = best = max(rates, key=rates.__getitem__)
+    return with_best_batch(group, name, best)
 
 
 def _batch_rates(field: Field, name: str) -> dict[int, float]:

