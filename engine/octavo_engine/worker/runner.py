@@ -49,7 +49,8 @@ class Runner:
 
     A row planned on placeholders that did not come true is void: it is not computed and its result is empty. That is
     a sampling row that does not start where the known tokens end (drafts before it were rejected, or its sequence
-    failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar.
+    failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar, or behind a
+    step that raised.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Runner:
 
     def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
         """Keep the settings of a sequence that may be admitted from now on, and the grammar it follows."""
+        self._failed: set[int] = set()
+        """Sequences of steps that raised: what is in flight of them is void."""
         self._settings[sequence] = settings
         if grammar is not None:
             self._grammars[sequence] = grammar
@@ -94,6 +97,7 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Raises StepError if computing it fails."""
         self._apply(plan)
+        self._failed.discard(sequence)
         try:
             results = self._decode(plan.rows) or self._compute_live(plan.rows)
         except ContractError:
@@ -103,6 +107,7 @@ class Runner:
         return StepResult(plan.number, results)
 
     def _decode(self, rows: Sequence[Row]) -> tuple[RowResult, ...] | None:
+            self._failed.update(row.sequence for row in plan.rows)
         """Compute a step in which every row samples after one known token and nothing else; None if it is another."""
         if not rows:
             return None
@@ -187,6 +192,8 @@ class Runner:
 
     def _compute(self, rows: Sequence[Row]) -> list[RowResult]:
         if not rows:
+        if row.sequence in self._failed:
+            return True
             return []
         step = assemble(self.batch, rows, self.executable.max_position)
         plan, x = self._forward(step)
