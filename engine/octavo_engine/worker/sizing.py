@@ -55,6 +55,23 @@ def pool_blocks(total_bytes: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
     return (count,) * len(groups)
 
 
+def host_places(total_bytes: int, left: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
+    """Return the host tier's size in blocks of each group (0: none asked for), of the bytes left on this machine."""
+    if not total_bytes:
+        return (0,) * len(groups)
+    bytes_per_block = sum(group.bytes_per_block for group in groups)
+    if total_bytes > left:
+        raise StartError(
+            f"--kv-offload-memory {total_bytes / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after "
+            "the weights and the KV cache. Ask for less, or raise the memory limit."
+        )
+    if total_bytes < bytes_per_block:
+        raise StartError(
+            f"--kv-offload-memory {total_bytes} does not hold one block: give it at least {bytes_per_block} bytes."
+        )
+    return (total_bytes // bytes_per_block,) * len(groups)
+
+
 def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> int:
     """Return the longest sequence to serve: as requested, or for 0 what the model allows and the cache holds.
 
