@@ -134,6 +134,13 @@ def serve(
         Literal["auto", "bfloat16", "float16", "float32", "int8", "bf16"],
         typer.Option(help="Storage type of the KV cache; auto: int8 for quantised weights, else as the weights."),
     ] = "auto",
+    kv_offload_memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory for blocks that the KV cache evicts, which shared prefixes find again; 0: none.",
+        ),
+    ] = "0",
     scheduler: Annotated[
         Literal["continuous", "static"], typer.Option(help="static: batches as transformers.generate forms them.")
     ] = "continuous",
@@ -237,6 +244,7 @@ def serve(
     """Serve a model over OpenAI's API."""
     context = _context(max_model_len, "--max-model-len")
     kv_cache_bytes = _size(kv_cache_memory, "--kv-cache-memory")
+    kv_offload_bytes = _size(kv_offload_memory, "--kv-offload-memory")
     # Said before the imports that follow: they take seconds on a cold disk.
     typer.echo(f"octavo serve: starting the engine for {model}", err=True)
     from octavo_engine.commands.serve import serve as run
@@ -273,6 +281,7 @@ def serve(
         block_size=block_size,
         kv_cache_memory=kv_cache_bytes,
         kv_cache_dtype="bfloat16" if kv_cache_dtype == "bf16" else kv_cache_dtype,
+        kv_offload_memory=kv_offload_bytes,
         scheduler=scheduler,
         kv_allocation=kv_allocation,
         prefix_sharing=prefix_sharing,

@@ -157,6 +157,18 @@ QUEUE_OLDEST_SECONDS: Final = Metric("octavo_queue_oldest_seconds", "gauge", "Ag
 REQUESTS_RUNNING: Final = Metric(
     "octavo_requests_running", "gauge", "Sequences in the running batch", alias="vllm:num_requests_running"
 )
+KV_HOST_BLOCKS: Final = Metric(
+    "octavo_kv_host_blocks",
+    "gauge",
+    "Blocks of the host tier, which keeps what the KV cache evicts, by state",
+    labels=("state",),
+)
+KV_HOST_SAVED: Final = Metric(
+    "octavo_kv_host_saved_blocks_total", "counter", "Blocks the KV cache evicted and the host tier took in"
+)
+KV_HOST_LOADED: Final = Metric(
+    "octavo_kv_host_loaded_blocks_total", "counter", "Blocks a prefix found in the host tier and loaded again"
+)
 PREFIX_TOKENS: Final = Metric(
     "octavo_prefix_tokens_total",
     "counter",
@@ -246,6 +258,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     QUEUE_TOKENS,
     QUEUE_OLDEST_SECONDS,
     REQUESTS_RUNNING,
+    KV_HOST_BLOCKS,
+    KV_HOST_SAVED,
+    KV_HOST_LOADED,
     PREFIX_TOKENS,
     PREEMPTIONS,
     RECOMPUTED_TOKENS,

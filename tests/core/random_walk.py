@@ -22,6 +22,7 @@ from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.core.stop import StopRule
 from octavo_engine.sampling.settings import SamplingSettings, prepare
 from octavo_engine.worker.backends.scripted import EOS_TOKEN, build_scripted
+from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.runner import Runner, StepError
 from tests.core.drive import Guesses
 from tests.core.walk_cases import (
@@ -57,6 +58,8 @@ class Figures:
     forced: int = 0
     recomputed: int = 0
     hits: int = 0
+    saved: int = 0
+    loaded: int = 0
     held_back: int = 0
     scored: int = 0
     grammars: int = 0
@@ -80,7 +83,8 @@ class Walk:
         self.random = random.Random(seed)
         num_blocks = 3 * MAX_LEN // BLOCK if case.allocation == "contiguous" else 18
         model = build_model(case, num_blocks)
-        self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
+        host = HostStore(model.layout, [case.places] * len(model.layout.groups))
+        self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN, host=host if case.places else None)
         self.scheduler: Lifecycle = create_scheduler(
             make_config(case, model, num_blocks, max_queue_requests=24), Guesses(self.propose) if case.drafts else None
         )
@@ -324,6 +328,7 @@ class Walk:
         self.figures.preemptions = now.preemptions
         self.figures.recomputed = now.recomputed_tokens
         self.figures.hits = now.prefix_hit_tokens
+        self.figures.saved, self.figures.loaded = now.host_saved_blocks, now.host_loaded_blocks
 
     # --- Draws ----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ def pool_with(blocks):
 
 def hit(cached, windows, limit=8):
     groups = [CacheGroup(16, window) for window in windows]
-    return find_hit([pool_with(blocks) for blocks in cached], groups, [b"%d" % n for n in range(limit)], limit, SIZE)
+    finds = [pool_with(blocks).find for blocks in cached]
+    return find_hit(finds, groups, [b"%d" % n for n in range(limit)], limit, SIZE)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def name(case: Case) -> str:
             *(["drafts"] if case.drafts else []),
             *(["window"] if case.window else []),
             *([] if case.sharing else ["unshared"]),
+            *([f"{case.places} host places"] if case.places else []),
         ]
     )
 
@@ -28,6 +29,7 @@ def test_survivors_write_what_they_write_alone_and_nothing_is_left(case):
     assert {"submit", "step", "abort", "preempt", "unblock"} <= set(figures.operations)
     assert not case.drafts or 0 < figures.accepted < figures.drafted
     assert not case.sharing or figures.hits > 0
+    assert not case.places or figures.loaded > 0
     assert case.depth == 1 or figures.overlapped > 0
 
 

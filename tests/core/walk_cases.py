@@ -38,6 +38,8 @@ class Case(NamedTuple):
     allocation: str = "paged"
     sharing: bool = True
     window: bool = False
+    places: int = 0
+    """Of the host tier."""
 
 
 CASES = (
@@ -53,6 +55,12 @@ CASES = (
         Case(policy="static", depth=depth, allocation=allocation, window=window)
         for depth in (1, 2)
         for allocation in ("paged", "contiguous")
+        for window in (False, True)
+    ),
+    *(
+        Case(policy, depth, drafts=policy == "continuous" and depth == 1, window=window, places=places)
+        for policy, places in (("continuous", 9), ("continuous", 60), ("static", 9))
+        for depth in (1, 2)
         for window in (False, True)
     ),
 )
@@ -77,7 +85,7 @@ def build_model(case: Case, num_blocks: int) -> ScriptedExecutable:
 
 def make_config(case: Case, model: ScriptedExecutable, num_blocks: int, **changes: object) -> SchedulerConfig:
     values = {
-        "groups": tuple(CacheGroup(num_blocks, group.window) for group in model.layout.groups),
+        "groups": tuple(CacheGroup(num_blocks, group.window, case.places) for group in model.layout.groups),
         "max_model_len": MAX_LEN,
         "block_size": BLOCK,
         "max_num_seqs": SLOTS,
@@ -104,7 +112,7 @@ class Alone:
 
     def __init__(self, case: Case) -> None:
         model = build_model(case, 4 * MAX_LEN // BLOCK)
-        plain = case._replace(policy="continuous", depth=1, drafts=False, allocation="paged", sharing=False)
+        plain = case._replace(policy="continuous", depth=1, drafts=False, allocation="paged", sharing=False, places=0)
         self.scheduler = Scheduler(make_config(plain, model, 4 * MAX_LEN // BLOCK, max_num_batched_tokens=MAX_LEN))
         self.runner = Runner(model, max_num_seqs=SLOTS, max_model_len=MAX_LEN)
         self._next = 0

@@ -150,6 +150,24 @@ def test_each_baseline_shows_in_the_metrics(tmp_path: Path, server: Server, flag
         assert {name for name in names if found[name] > 0} == {shown}
 
 
+def test_a_host_tier_shows_in_the_metrics(tmp_path: Path) -> None:
+    names = ("octavo_kv_host_saved_blocks_total", "octavo_kv_host_loaded_blocks_total")
+    model = "scripted://?step=1ms&blocks=16&max_len=256"
+    with serving(tmp_path, model, "--drain-propagation", "0", "--kv-offload-memory", "1Mi") as tiered:
+        cached = []
+        for text in ("a" * 200, "b" * 200, "a" * 200):
+            asked = {"prompt": text, "max_tokens": 2}
+            cached.append(tiered.post(COMPLETIONS, asked).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        tiered.wait_idle()
+        assert cached == [0, 0, 192]
+        assert min(tiered.metrics(*names).values()) > 0
+        used, free = (
+            tiered.metrics("octavo_kv_host_blocks")[f'octavo_kv_host_blocks{{state="{state}"}}']
+            for state in ("used", "free")
+        )
+        assert min(used, free) > 0
+
+
 # --- Clients ----------------------------------------------------------------------------------------------------
 def test_octavo_chat_says_what_the_model_says(server: Server) -> None:
     command = [sys.executable, "-m", "octavo_engine.cli", "chat", server.url, "--prompt", "hello"]

@@ -27,6 +27,7 @@ from octavo_engine.ipc.messages import (
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.executor import make_executor
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
+from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 
@@ -154,14 +155,15 @@ class Client:
 
 
 @contextmanager
-def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, **sizes):
-    """`tokens`: a function that gives the model's Vocabulary, for requests with a grammar."""
+def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, places=0, **sizes):
+    """`tokens`: a function that gives the model's Vocabulary, for requests with a grammar. `places`: of a host tier."""
     executable.layout.allocate([num_blocks] * len(executable.layout.groups))
     sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64} | sizes
-    groups = tuple(CacheGroup(num_blocks, group.window) for group in executable.layout.groups)
+    groups = tuple(CacheGroup(num_blocks, group.window, places) for group in executable.layout.groups)
     config = SchedulerConfig(groups=groups, eos_token_ids=EOS, max_plans_in_flight=depth, **sizes)
     scheduler, pipes = create_scheduler(config, drafts), Pipes()
-    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+    host = HostStore(executable.layout, [places] * len(groups)) if places else None
+    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, host=host)
     executor = make_executor(runner, depth)
     compiler = tokens and GrammarCompiler(tokens, executable.vocab_size, EOS)
     vocab_size = executable.vocab_size

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from octavo_engine.core.step import RowResult
 from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.worker.backends.scripted import build_scripted
 from octavo_engine.worker.loop import STEP_FAILED
 from octavo_engine.worker.pooling import PromptPooling
-from octavo_engine.worker.runner import ContractError
+from octavo_engine.worker.runner import ContractError, StepError
 from tests.worker import harness
-from tests.worker.backends import BACKENDS
+from tests.worker.backends import BACKENDS, Faulty
 from tests.worker.driver import Driver
 
 NAN, RAISE = 250, 251
@@ -109,6 +110,19 @@ def test_a_position_left_out_breaks_the_contract(make):
     live.computed = 16
     with pytest.raises(ContractError, match="pooled from token 16, not 0"):
         driver.step([(live, pooled_row(driver, live))], admitted=[driver.admission(live)])
+
+
+def test_what_is_in_flight_behind_a_failed_step_is_void(make):
+    driver = Driver(Faulty(make()))
+    live = driver.live(prompt_of(1))
+    behind = pooled_row(driver, live)._replace(start=16, num_tokens=24)
+    driver.executable.error = ZeroDivisionError("a kernel's mistake")
+    with pytest.raises(StepError):
+        driver.step([(live, pooled_row(driver, live, 16))], admitted=[driver.admission(live)])
+    driver.executable.error = None
+    assert driver.runner.execute(driver.plan([behind])).rows == (RowResult(),)
+    driver.runner.forget(live.sequence)
+    assert embed(driver, driver.live(prompt_of(1)), released=[live.slot]) == alone(make, prompt_of(1))
 
 
 def test_what_is_not_finite_fails_alone():

@@ -8,6 +8,7 @@ from octavo_engine.worker.sizing import (
     StartError,
     check_before_loading,
     choose_blocks,
+    host_places,
     measured_batched_tokens,
     model_len,
     pool_blocks,
@@ -39,6 +40,17 @@ def test_a_pool_larger_than_the_memory_left_stops_the_start():
 def test_groups_share_the_pool_block_by_block():
     assert pool_blocks(9_999, FULL) == (9,)
     assert pool_blocks(9_000, (KVGroup(0, 1000), KVGroup(512, 500))) == (6, 6)
+
+
+def test_the_host_tier_has_as_many_places_for_every_group_or_none():
+    assert host_places(0, 0, FULL) == (0,)
+    assert host_places(9_000, 9_000, (KVGroup(0, 1000), KVGroup(512, 500))) == (6, 6)
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [(10_001, "Ask for less"), (999, "at least 1000 bytes")])
+def test_a_host_tier_that_cannot_be_stops_the_start(asked, sentence):
+    with pytest.raises(StartError, match=f"--kv-offload-memory.*{sentence}"):
+        host_places(asked, 10_000, FULL)
 
 
 def test_a_pool_smaller_than_a_block_stops_the_start():

@@ -27,10 +27,10 @@ def make(request):
     return BACKENDS[request.param]
 
 
-def run(make, **config):
+def run(make, pool=NUM_BLOCKS, **config):
     """Return every request's text and the last snapshot."""
     sizes = {"max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 48} | config
-    with harness.engine(make(), NUM_BLOCKS, **sizes) as client:
+    with harness.engine(make(), pool, **sizes) as client:
         keys = [(request, 0) for request in range(10)]
         for request, prompt in enumerate(prompts()):
             length = 6 + 4 * (request % 5)  # whatever tokens random weights choose
@@ -53,6 +53,20 @@ def test_all_eight_combinations_write_the_same_text(make):
     reference = texts["continuous", "paged", True]
     assert all(len(text) == 6 + 4 * (request % 5) for request, text in enumerate(reference))
     assert {name for name, text in texts.items() if text != reference} == set()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("places", [5, 200])
+def test_a_host_tier_changes_no_token(make, depth, places):
+    reference, _ = run(make, depth=depth)
+    small = {"max_num_seqs": 3, "depth": depth, "pool": 9}
+    texts, snapshot = run(make, places=places, **small)
+    assert texts == reference
+    assert snapshot.host_loaded_blocks > 0
+    _, without = run(make, **small)
+    assert snapshot.prefix_hit_tokens + snapshot.prefix_miss_tokens == without.prefix_hit_tokens + (
+        without.prefix_miss_tokens
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -11,13 +11,14 @@ A block keeps its digest while it is free, until it is taken for something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
     """Blocks `0 … num_blocks - 1`. Every method checks before it changes: a refused call leaves no trace."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, bytes], None] | None = None) -> None:
+        """`on_evict` is told (block, digest) of content that will be overwritten and could have been found."""
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, not {num_blocks}; give the KV cache more memory")
         self.num_blocks = num_blocks
@@ -25,6 +26,7 @@ class BlockPool:
         """Blocks held by nobody, cached ones included."""
         self.num_cached = 0
         """Blocks held by nobody whose content can still be found."""
+        self._on_evict = on_evict
         self._references = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._by_digest: dict[bytes, int] = {}
@@ -129,6 +131,8 @@ class BlockPool:
         if digest is not None:
             del self._by_digest[digest]
             self._digests[block] = None
+            if self._on_evict is not None:
+                self._on_evict(block, digest)
 
     def _unlink(self, block: int) -> None:
         previous, following = self._previous[block], self._next[block]

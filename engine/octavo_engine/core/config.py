@@ -11,10 +11,14 @@ from octavo_engine.core.stop import StopRule
 
 
 class CacheGroup(NamedTuple):
-    """One KV group: how many blocks it has, and its layers' attention window in tokens (0: full attention)."""
+    """One KV group: how many blocks it has, and its layers' attention window in tokens (0: full attention).
+
+    `host_places` is the size in blocks of its tier in host memory, 0 for none.
+    """
 
     num_blocks: int
     window: int = 0
+    host_places: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,9 @@ class CoreSnapshot(NamedTuple):
     """The scheduler's state in numbers, named as the engine's Snapshot message names them.
 
     Blocks are summed over KV groups. From `prefix_hit_tokens` on they are totals since the start;
-    `reserved_slots` counts the token slots reserved by contiguous allocation.
+    `reserved_slots` counts the token slots reserved by contiguous allocation. `host_places` and `host_blocks` are the
+    host tier's size and content now; blocks were saved to it when the cache evicted them, and loaded when a prefix hit
+    them.
     """
 
     blocks_active: int
@@ -130,3 +136,7 @@ class CoreSnapshot(NamedTuple):
     accepted_tokens: int
     static_batches: int
     reserved_slots: int
+    host_places: int = 0
+    host_blocks: int = 0
+    host_saved_blocks: int = 0
+    host_loaded_blocks: int = 0

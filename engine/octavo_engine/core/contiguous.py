@@ -13,9 +13,10 @@ from collections.abc import Sequence as Blocks
 from octavo_engine.core import kv
 from octavo_engine.core.block_pool import BlockPool
 from octavo_engine.core.config import SchedulerConfig
+from octavo_engine.core.host_tier import HostTier
 from octavo_engine.core.kv import NO_BLOCK, Growth, Hit
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.core.step import BlockCopy
+from octavo_engine.core.step import BlockCopy, BlockTransfer
 
 
 class ContiguousAllocator:
@@ -23,6 +24,7 @@ class ContiguousAllocator:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pools = tuple(BlockPool(group.num_blocks) for group in config.groups)
+        self.tiers: tuple[HostTier, ...] = ()
         self.run_blocks = -(-config.max_model_len // config.block_size)
         self._config = config
         # The longest free first.
@@ -34,7 +36,7 @@ class ContiguousAllocator:
         reads = self._config.prefix_sharing and sequence.reads_cache
         limit = kv.shareable_blocks(sequence, block_size) if reads else 0
         digests = sequence.name_blocks(limit, block_size)
-        return kv.find_hit(self.pools, self._config.groups, digests, limit, block_size)
+        return kv.find_hit([pool.find for pool in self.pools], self._config.groups, digests, limit, block_size)
 
     def can_admit(self, sequence: Sequence, hit: Hit, num_tokens: int, headroom: Blocks[int]) -> bool:
         """See `Allocator`. A free run is enough: nobody grows out of its own."""
@@ -59,6 +61,16 @@ class ContiguousAllocator:
             sequence.tables.append(table)
         sequence.num_published = hit.num_tokens // self._config.block_size
         return copies
+
+    def take_transfers(self) -> tuple[BlockTransfer, ...]:
+        """See `Allocator`. There is no host tier."""
+        return ()
+
+    def expect(self, sequence: Sequence) -> None:
+        """See `Allocator`."""
+
+    def expect_no_more(self, sequence: Sequence) -> None:
+        """See `Allocator`."""
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """See `Allocator`."""

@@ -6,20 +6,30 @@ group can serve it, and a group with an attention window can serve it with the w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Blocks
 from typing import NamedTuple, Protocol
 
 from octavo_engine.core.block_pool import BlockPool
 from octavo_engine.core.config import CacheGroup
+from octavo_engine.core.host_tier import HostTier
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.core.step import BlockCopy
+from octavo_engine.core.step import BlockCopy, BlockTransfer
 
 NO_BLOCK = -1
 """In a block table: freed behind the window, or not needed by a hit."""
+IN_HOST_TIER = -2
+"""In a hit: found in host memory, to be loaded into a block of the cache."""
+
+Find = Callable[[bytes], int]
+"""Where one group has what a digest names: a block, IN_HOST_TIER, or NO_BLOCK."""
 
 
 class Hit(NamedTuple):
-    """A cached prefix: its length in tokens, and per group the blocks that hold it (NO_BLOCK behind a window)."""
+    """A cached prefix: its length in tokens, and per group the blocks that hold it.
+
+    NO_BLOCK behind a window, IN_HOST_TIER for what must be loaded first.
+    """
 
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
@@ -37,6 +47,8 @@ class Allocator(Protocol):
     """Who holds which block. `can_x` says whether `x` will succeed; `x` assumes that it was asked."""
 
     pools: tuple[BlockPool, ...]
+    tiers: tuple[HostTier, ...]
+    """One per group, or none."""
 
     def find_hit(self, sequence: Sequence) -> Hit:
         """Return the longest cached prefix of `sequence` that leaves at least one token to compute."""
@@ -48,6 +60,18 @@ class Allocator(Protocol):
 
     def admit(self, sequence: Sequence, hit: Hit, num_tokens: int) -> list[BlockCopy]:
         """Give `sequence` its tables for the first `num_tokens`, hit included; return the copies the hit needs."""
+        ...
+
+    def take_transfers(self) -> tuple[BlockTransfer, ...]:
+        """Return what must move between the cache and host memory before the step being planned, once."""
+        ...
+
+    def expect(self, sequence: Sequence) -> None:
+        """`sequence` waits: what it will find in host memory had better stay there."""
+        ...
+
+    def expect_no_more(self, sequence: Sequence) -> None:
+        """`sequence` has found what it waited for, or waits no more."""
         ...
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -78,30 +102,31 @@ def shareable_blocks(sequence: Sequence, block_size: int) -> int:
 
 
 def find_hit(
-    pools: Blocks[BlockPool], groups: Blocks[CacheGroup], digests: Blocks[bytes], limit: int, block_size: int
+    finds: Blocks[Find], groups: Blocks[CacheGroup], digests: Blocks[bytes], limit: int, block_size: int
 ) -> Hit:
-    """Return the longest prefix of at most `limit` blocks that every group can serve.
+    """Return the longest prefix of at most `limit` blocks that every group can serve, by each group's `Find`.
 
     Groups of full attention need every block of it: the first one missing ends the prefix. A window group needs the
     blocks its window sees from the prefix's end: a missing one moves the end before it, until all agree.
     """
     count = limit
-    for pool, group in zip(pools, groups, strict=True):
+    for find, group in zip(finds, groups, strict=True):
         if not group.window:
-            count = next((index for index in range(count) if pool.find(digests[index]) < 0), count)
-    windows = [(pool, group.window) for pool, group in zip(pools, groups, strict=True) if group.window]
+            count = next((index for index in range(count) if find(digests[index]) == NO_BLOCK), count)
+    windows = [(find, group.window) for find, group in zip(finds, groups, strict=True) if group.window]
     settled = False
     while not settled:
         settled = True
-        for pool, window in windows:
+        for find, window in windows:
             first = first_visible(window, count * block_size, block_size)
-            missing = next((index for index in range(count - 1, first - 1, -1) if pool.find(digests[index]) < 0), None)
+            seen = range(count - 1, first - 1, -1)
+            missing = next((index for index in seen if find(digests[index]) == NO_BLOCK), None)
             if missing is not None:
                 count, settled = missing, False
     blocks = []
-    for pool, group in zip(pools, groups, strict=True):
+    for find, group in zip(finds, groups, strict=True):
         first = min(count, first_visible(group.window, count * block_size, block_size))
-        blocks.append((*([NO_BLOCK] * first), *(pool.find(digest) for digest in digests[first:count])))
+        blocks.append((*([NO_BLOCK] * first), *map(find, digests[first:count])))
     return Hit(count * block_size, tuple(blocks))
 
 

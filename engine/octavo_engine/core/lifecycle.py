@@ -122,7 +122,7 @@ class Lifecycle(ABC):
                 block_size = self.config.block_size
                 digests = sequence.name_blocks(shareable_blocks(sequence, block_size), block_size)
             self._sequences[identity] = sequence
-            self.waiting.add(sequence, request.blocked)
+            self._queue(sequence, request.blocked)
         return None
 
     def abort(self, sequence: int) -> Event | None:
@@ -166,6 +166,7 @@ class Lifecycle(ABC):
             tuple(step.appended),
             tuple(step.copies),
             tuple(step.rows),
+            self.kv.take_transfers(),
         )
         self._released_slots.clear()
         self._in_flight.append((plan.number, step.planned))
@@ -215,6 +216,10 @@ class Lifecycle(ABC):
             accepted_tokens=totals.accepted_tokens,
             static_batches=totals.static_batches,
             reserved_slots=totals.reserved_slots,
+            host_places=sum(tier.num_places for tier in self.kv.tiers),
+            host_blocks=sum(tier.num_used for tier in self.kv.tiers),
+            host_saved_blocks=sum(tier.saved_blocks for tier in self.kv.tiers),
+            host_loaded_blocks=sum(tier.loaded_blocks for tier in self.kv.tiers),
         )
 
     @property
@@ -234,6 +239,8 @@ class Lifecycle(ABC):
         for pool in self.kv.pools:
             pool.check()
             assert not pool.num_active, f"{pool.num_active} blocks are still held"
+        for tier in self.kv.tiers:
+            tier.check()
 
     # --- Choosing rows: the schedulers' part ----------------------------------------------------------------------
 
@@ -249,7 +256,7 @@ class Lifecycle(ABC):
 
     def _admit(self, step: StepBuilder, sequence: Sequence, hit: Hit, num_tokens: int) -> None:
         """Move a waiting sequence into a slot, with blocks for its first `num_tokens`."""
-        self.waiting.remove(sequence)
+        self._dequeue(sequence)
         step.copies += self.kv.admit(sequence, hit, num_tokens)
         sequence.state = State.RUNNING
         sequence.slot = heapq.heappop(self._free_slots)
@@ -266,6 +273,14 @@ class Lifecycle(ABC):
             self.totals.prefix_miss_tokens += sequence.num_prompt_tokens - hit.num_tokens
         if self.config.kv_allocation == "contiguous":
             self.totals.reserved_slots += sum(len(table) for table in sequence.tables) * self.config.block_size
+
+    def _queue(self, sequence: Sequence, blocked: BlockReason | None) -> None:
+        self.waiting.add(sequence, blocked)
+        self.kv.expect(sequence)
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.kv.expect_no_more(sequence)
 
     def _append(self, step: StepBuilder, sequence: Sequence, row: Row) -> None:
         """Add a row: progress advances now."""
@@ -302,7 +317,7 @@ class Lifecycle(ABC):
         victim.epoch += 1
         victim.num_computed = victim.num_published = 0
         victim.state = State.WAITING
-        self.waiting.add(victim, BlockReason.IN_FLIGHT if victim.num_placeholders else None)
+        self._queue(victim, BlockReason.IN_FLIGHT if victim.num_placeholders else None)
         self.totals.preemptions += 1
 
     def _finish(self, sequence: Sequence, reason: FinishReason, detail: str = "", stop_reason: int = -1) -> Event:
@@ -319,7 +334,7 @@ class Lifecycle(ABC):
     def release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds: its place, its slot, its blocks, its part in a hold-back. Idempotent."""
         if sequence in self.waiting:
-            self.waiting.remove(sequence)
+            self._dequeue(sequence)
         place = bisect_left(self.running, sequence.key, key=_key)
         if place < len(self.running) and self.running[place] is sequence:
             del self.running[place]

@@ -51,6 +51,13 @@ def check_start(config: SchedulerConfig) -> None:
         raise ValueError("the model has no KV group; the scheduler needs at least one")
     if config.max_model_len < 2 or config.max_num_seqs < 1 or config.block_size < 1:
         raise ValueError("--max-model-len must be at least 2, --max-num-seqs and the block size at least 1")
+    if any(group.host_places for group in config.groups) and (
+        config.kv_allocation == "contiguous" or not config.prefix_sharing
+    ):
+        raise ValueError(
+            "--kv-offload-memory keeps what a shared prefix may find again: use it with --kv-allocation paged and "
+            "without --no-prefix-sharing"
+        )
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ValueError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "

@@ -51,6 +51,8 @@ class Sequence:
     num_placeholders: int = 0
     capacity: int = 0
     num_published: int = 0
+    num_expected: int = 0
+    """Leading `digests` that the host tier knows to be awaited."""
     epoch: int = 0
     recompute_until: int = 0
     cached_tokens: int = -1

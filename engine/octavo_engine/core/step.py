@@ -44,6 +44,15 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class BlockTransfer(NamedTuple):
+    """Copy one whole block, all layers of its group, out of the cache into a place of the host tier, or back."""
+
+    group: int
+    block: int
+    place: int
+    saves: bool
+
+
 class Row(NamedTuple):
     """One sequence's share of a step: positions `start … start + num_tokens - 1`, the last `len(drafts)` of them
     drafts.
@@ -73,7 +82,8 @@ class Row(NamedTuple):
 class StepPlan(NamedTuple):
     """One step.
 
-    The runner applies, in this order: `released`, `admitted`, `appended`, `copies`, then computes `rows`.
+    The runner applies, in this order: `released`, `admitted`, `appended`, `transfers` (in order: a block may be saved
+    before it is loaded over, a place be loaded before it is saved over), `copies`, then computes `rows`.
     """
 
     number: int
@@ -82,6 +92,7 @@ class StepPlan(NamedTuple):
     appended: tuple[BlockAppend, ...]
     copies: tuple[BlockCopy, ...]
     rows: tuple[Row, ...]
+    transfers: tuple[BlockTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     block_size: int = 16
     kv_cache_memory: int = 0
     kv_cache_dtype: KVCacheDType = "auto"
+    kv_offload_memory: int = 0
+    """Bytes of host memory for blocks that the cache evicts; 0: they are forgotten."""
     scheduler: SchedulerKind = "continuous"
     kv_allocation: KVAllocation = "paged"
     prefix_sharing: bool = True

@@ -155,6 +155,10 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted_tokens: int = 0
     static_batches: int = 0
     reserved_slots: int = 0
+    host_places: int = 0
+    host_blocks: int = 0
+    host_saved_blocks: int = 0
+    host_loaded_blocks: int = 0
     step_seconds: float = 0.0
     busy_seconds: float = 0.0
     kernel_seconds: float = 0.0

@@ -79,6 +79,9 @@ class EngineMetrics(Collector):
                 return float(loaded.num_blocks) if loaded is not None else 0.0
             return float(snapshot.blocks_free)
 
+        def host_free() -> float:
+            return 0.0 if snapshot is None else float(snapshot.host_places - snapshot.host_blocks)
+
         return {
             contract.KV_BLOCKS.name: [
                 (("active",), of("blocks_active")), (("cached",), of("blocks_cached")), (("free",), free),
@@ -88,6 +91,9 @@ class EngineMetrics(Collector):
             contract.QUEUE_TOKENS.name: [((), lambda: float(self._client.load().tokens))],
             contract.QUEUE_OLDEST_SECONDS.name: [((), of("oldest_wait_seconds"))],
             contract.REQUESTS_RUNNING.name: [((), of("running"))],
+            contract.KV_HOST_BLOCKS.name: [(("used",), of("host_blocks")), (("free",), host_free)],
+            contract.KV_HOST_SAVED.name: [((), of("host_saved_blocks"))],
+            contract.KV_HOST_LOADED.name: [((), of("host_loaded_blocks"))],
             contract.PREFIX_TOKENS.name: [(("hit",), of("prefix_hit_tokens")), (("miss",), of("prefix_miss_tokens"))],
             contract.PREEMPTIONS.name: [((), of("preemptions"))],
             contract.RECOMPUTED_TOKENS.name: [((), of("recomputed_tokens"))],

@@ -17,6 +17,7 @@ from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
 from octavo_engine.worker.grammar import Grammar, GrammarMasks, follow
+from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.pooling import PromptPooling
 
 SCORED_AT_ONCE: Final = 64
@@ -49,7 +50,8 @@ class Runner:
 
     A row planned on placeholders that did not come true is void: it is not computed and its result is empty. That is
     a sampling row that does not start where the known tokens end (drafts before it were rejected, or its sequence
-    failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar.
+    failed), or any row that reads tokens nobody sampled, or one behind the end of its sequence's grammar, or behind a
+    step that raised.
     """
 
     def __init__(
@@ -60,12 +62,15 @@ class Runner:
         max_model_len: int,
         threads: int = 1,
         pooling: Kind = "mean",
+        host: HostStore | None = None,
     ) -> None:
         """Make an empty batch of `max_num_seqs` slots. The executable's cache must be allocated.
 
-        `threads`: how many work out what grammars allow. `pooling`: how embeddings are made.
+        `threads`: how many work out what grammars allow. `pooling`: how embeddings are made. `host`: where evicted
+        blocks are kept.
         """
         self.executable = executable
+        self._host = host
         self._pooling = pooling
         # A backend with native threads lends them to the sampler.
         self._pool = getattr(executable, "pool", None)
@@ -78,6 +83,8 @@ class Runner:
         )
         self._settings: dict[int, SamplingSettings] = {}
         self._grammars: dict[int, Grammar] = {}
+        self._failed: set[int] = set()
+        """Sequences of steps that raised: what is in flight of them is void."""
         self._masks = GrammarMasks(executable.vocab_size, threads)
 
     def register(self, sequence: int, settings: SamplingSettings, grammar: Grammar | None = None) -> None:
@@ -90,6 +97,7 @@ class Runner:
         """Drop what was registered of a sequence. A slot it still holds keeps its own until released."""
         self._settings.pop(sequence, None)
         self._grammars.pop(sequence, None)
+        self._failed.discard(sequence)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Raises StepError if computing it fails."""
@@ -99,6 +107,7 @@ class Runner:
         except ContractError:
             raise
         except Exception as error:
+            self._failed.update(row.sequence for row in plan.rows)
             raise StepError(plan, error) from error
         return StepResult(plan.number, results)
 
@@ -172,6 +181,10 @@ class Runner:
             self.batch.admit(admission, settings, self._grammars.get(admission.sequence))
         for append in plan.appended:
             self.batch.append_blocks(append)
+        if plan.transfers:
+            if self._host is None:
+                raise ContractError("A plan moves blocks to host memory, and there is none for them.")
+            self._host.move(plan.transfers)
         for group in {copy.group for copy in plan.copies}:
             pairs = [(copy.source, copy.target) for copy in plan.copies if copy.group == group]
             self.executable.layout.copy_blocks(group, pairs)
@@ -179,6 +192,8 @@ class Runner:
     def _void(self, row: Row) -> bool:
         if self.batch.sequences[row.slot] != row.sequence:
             raise ContractError(f"Slot {row.slot} does not hold sequence {row.sequence}.")
+        if row.sequence in self._failed:
+            return True
         end, length = row.start + row.num_tokens - len(row.drafts), int(self.batch.lengths[row.slot])
         grammar = self._grammar(row)
         if grammar is not None and grammar.complete:

@@ -70,12 +70,18 @@ def check_before_loading(needs: Needs, config: EngineConfig, left: int) -> None:
         )
     counts = choose_blocks(config.kv_cache_memory, after, needs.groups, config.block_size)
     cache = SchedulerConfig(
-        groups=tuple(CacheGroup(count, group.window) for count, group in zip(counts, needs.groups, strict=True)),
+        groups=tuple(
+            CacheGroup(count, group.window, places)
+            for count, group, places in zip(
+                counts, needs.groups, host_places(config.kv_offload_memory, after, needs.groups), strict=True
+            )
+        ),
         max_model_len=needs.max_position,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs or 1,
         max_num_batched_tokens=config.max_num_batched_tokens or max(MIN_BATCHED_TOKENS, config.max_num_seqs),
         kv_allocation=config.kv_allocation,
+        prefix_sharing=config.prefix_sharing,
     )
     longest = model_len(config.max_model_len, needs.max_position, cache)
     try:
@@ -112,6 +118,23 @@ def pool_blocks(total_bytes: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
             f"{bytes_per_block} bytes."
         )
     return (count,) * len(groups)
+
+
+def host_places(total_bytes: int, left: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
+    """Return the host tier's size in blocks of each group (0: none asked for), of the bytes left on this machine."""
+    if not total_bytes:
+        return (0,) * len(groups)
+    bytes_per_block = sum(group.bytes_per_block for group in groups)
+    if total_bytes > left:
+        raise StartError(
+            f"--kv-offload-memory {total_bytes / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after "
+            "the weights and the KV cache. Ask for less, or raise the memory limit."
+        )
+    if total_bytes < bytes_per_block:
+        raise StartError(
+            f"--kv-offload-memory {total_bytes} does not hold one block: give it at least {bytes_per_block} bytes."
+        )
+    return (total_bytes // bytes_per_block,) * len(groups)
 
 
 def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> int:

@@ -17,15 +17,18 @@ from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Embeddings, Loaded, Progress
 from octavo_engine.ipc.vocabulary import read_vocabulary
+from octavo_engine.worker.executable import KVLayout
 from octavo_engine.worker.executor import Executor, make_executor
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.guardian import Endpoint
+from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.load import LoadedModel, Report, load_model
 from octavo_engine.worker.loop import EngineLoop
 from octavo_engine.worker.runner import Runner
 from octavo_engine.worker.sizing import (
     StartError,
     choose_blocks,
+    host_places,
     measured_batched_tokens,
     memory_left,
     model_len,
@@ -108,8 +111,11 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
     a fresh scheduler finds nothing in it.
     """
     num_blocks = _allocate(model, config, report, allocated)
+    layout = model.executable.layout
+    places = host_places(config.kv_offload_memory, memory_left(), layout.groups)
     try:
-        scheduler = create_scheduler(_scheduler_config(model, config, num_blocks, report), _draft_source(model, config))
+        scheduler_config = _scheduler_config(model, config, num_blocks, places, report)
+        scheduler = create_scheduler(scheduler_config, _draft_source(model, config))
     except ValueError as error:
         raise StartError(f"{error}.") from error
     runner = Runner(
@@ -118,8 +124,19 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
         max_model_len=scheduler.config.max_model_len,
         threads=max(1, config.threads),
         pooling=model.pooling.kind,
+        host=_host_store(layout, places),
     )
     return Engine(model, scheduler, runner)
+
+
+def _host_store(layout: KVLayout, places: tuple[int, ...]) -> HostStore | None:
+    if not any(places):
+        return None
+    logger.info("Host tier: %s blocks that the KV cache evicts are kept", "+".join(map(str, places)))
+    try:
+        return HostStore(layout, places)
+    except MemoryError as error:
+        raise StartError("The host tier could not be allocated: ask for less with --kv-offload-memory.") from error
 
 
 def _draft_source(model: LoadedModel, config: EngineConfig) -> DraftSource | None:
@@ -159,14 +176,18 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocate
 
 
 def _scheduler_config(
-    model: LoadedModel, config: EngineConfig, num_blocks: tuple[int, ...], report: Report
+    model: LoadedModel,
+    config: EngineConfig,
+    num_blocks: tuple[int, ...],
+    places: tuple[int, ...],
+    report: Report,
 ) -> SchedulerConfig:
     report("Measuring a step", 0.0)
     batched_tokens = config.max_num_batched_tokens or _batched_tokens(model, num_blocks, config.max_num_seqs)
     base = SchedulerConfig(
         groups=tuple(
-            CacheGroup(count, group.window)
-            for count, group in zip(num_blocks, model.executable.layout.groups, strict=True)
+            CacheGroup(count, group.window, kept)
+            for count, group, kept in zip(num_blocks, model.executable.layout.groups, places, strict=True)
         ),
         max_model_len=model.max_model_len,
         block_size=model.executable.layout.block_size,
