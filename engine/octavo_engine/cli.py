@@ -21,6 +21,8 @@ app = typer.Typer(
     name="octavo",
     help="Serve language models from sixteen-token pages of KV cache.",
     no_args_is_help=True,
+    # Plain text: in a table as wide as a terminal, the names of options are cut.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
@@ -153,7 +155,15 @@ def serve(
     num_speculative_tokens: Annotated[
         int, typer.Option(min=1, max=64, help="Drafted tokens of one sequence in one step at the most.")
     ] = 8,
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", min=1)] = 1,
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size",
+            "-tp",
+            min=1,
+            help="Devices that one model is divided among; above 1 is not offered yet.",
+        ),
+    ] = 1,
     max_queue_requests: Annotated[
         int,
         typer.Option("--max-queue-requests", "--max-num-queued-reqs", min=0, help="Sequences that may wait; 0: any."),

@@ -27,10 +27,10 @@ def operator(
     namespaces: Annotated[list[str] | None, _NAMESPACES] = None,
     kubeconfig: Annotated[Path | None, _KUBECONFIG] = None,
     lease_namespace: Annotated[str | None, _LEASE_NAMESPACE] = None,
-    host: Annotated[str, typer.Option(envvar="OCTAVO_OPERATOR_HOST")] = "0.0.0.0",
-    metrics_port: Annotated[int, typer.Option(envvar="OCTAVO_OPERATOR_METRICS_PORT")] = 8080,
-    health_port: Annotated[int, typer.Option(envvar="OCTAVO_OPERATOR_HEALTH_PORT")] = 8081,
-    log_level: Annotated[str, typer.Option(envvar="OCTAVO_LOG_LEVEL")] = "info",
+    host: Annotated[str, typer.Option(envvar="OCTAVO_OPERATOR_HOST", help="Address to listen on.")] = "0.0.0.0",
+    metrics_port: Annotated[int, typer.Option(envvar="OCTAVO_OPERATOR_METRICS_PORT", help="Port of /metrics.")] = 8080,
+    health_port: Annotated[int, typer.Option(envvar="OCTAVO_OPERATOR_HEALTH_PORT", help="Port of the probes.")] = 8081,
+    log_level: Annotated[str, typer.Option(envvar="OCTAVO_LOG_LEVEL", help="How much is logged.")] = "info",
 ) -> None:
     """Turn InferenceServices into pods and scale them: the control plane, run in the cluster."""
     import asyncio

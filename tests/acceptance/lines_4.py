@@ -5,6 +5,7 @@ The short form runs the same commands for seconds: it proves that every figure c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from octavo_engine.bench.peers.point import POINTS
 from octavo_engine.bench.peers.ratio import LINES as PROMISES
 from octavo_engine.bench.peers.schedule import BEST_BATCH
 from octavo_engine.bench.peers.serving import OWN, plan
+from octavo_engine.bench.statistics import number
 from octavo_engine.model.bundled import BUNDLED
 
 from . import startup
@@ -213,19 +215,22 @@ def of_served(runs: Sequence[Mapping[str, Any]], ran: Ran) -> Iterator[Figure]:
             continue
         for name in ("ttft", "itl"):
             yield _lower(f"{name.upper()} {what}", ours, theirs, name, ran)
-    health = [one["health"]["p99"] for (server, _), one in found.items() if server == OWN]
+    health = [_number(one["health"]["p99"]) for (server, _), one in found.items() if server == OWN]
     slowest = None if not health or None in health else max(health)
     yield at_most(7, "/health p99, s", slowest, 0.1, ran, "{:.3f}")
 
 
 def _lower(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str, ran: Ran) -> Figure:
-    mine, other = ours[name]["p99"], theirs[name]["p99"]
-    # What is not finite was written as null: with failed requests that is infinity, without any it is no figure.
-    if other is None and not theirs["failed"]:
-        return missing(7, what, "lower", "nothing was answered", ran.seconds)
-    held = mine is not None and (other is None or mine < other)
-    shown = "∞" if mine is None else f"{mine * 1e3:.0f}"
-    return Figure(7, what, shown, "< ∞" if other is None else f"< {other * 1e3:.0f}", held, ran.seconds)
+    mine, other = _number(ours[name]["p99"]), _number(theirs[name]["p99"])
+    if mine is None or other is None:
+        return missing(7, what, "lower", f"{'ours' if mine is None else 'theirs'} has no figure", ran.seconds)
+    shown, goal = (number(value * 1e3) for value in (mine, other))
+    return Figure(7, what, shown, f"< {goal}", mine < other, ran.seconds)
+
+
+def _number(written: float | str | None) -> float | None:
+    """Return a figure of a report: `"infinite"` is infinity, null one that was not measured."""
+    return math.inf if written == "infinite" else None if written is None else float(written)
 
 
 def _peers(line: int, settings: Settings, *points: str) -> Iterator[Figure]:

@@ -1,18 +1,23 @@
 """The in-process harness runs the real loop: same tokens under every configuration, honest counts of the cache."""
 
+import signal
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.bench import workload
 from octavo_engine.bench.harness import BenchError, Harness
-from octavo_engine.bench.headline import UnpaddedStatic, without_padding
+from octavo_engine.bench.headline import SHORT, Bench, UnpaddedStatic, without_padding
 from octavo_engine.bench.observe import stored_tokens
+from octavo_engine.bench.own_server import serve_flags
 from octavo_engine.core.config import CacheGroup, Request, SchedulerConfig
 from octavo_engine.core.scheduler import create_scheduler
 from octavo_engine.core.step import RowResult, StepResult
 from octavo_engine.core.stop import StopRule
 from octavo_engine.ipc.config import EngineConfig
+from octavo_engine.worker import start
 from octavo_engine.worker.sizing import StartError
 
 
@@ -80,12 +85,57 @@ def test_a_settled_configuration_states_what_was_measured():
     assert harness.build().scheduler.config.groups == harness.build().scheduler.config.groups
 
 
+def test_a_cache_that_is_there_needs_no_memory_beside_it(monkeypatch):
+    harness = make(max_num_seqs=4, kv_cache_memory=0)
+    config = harness.settle()
+    monkeypatch.setattr(start, "memory_left", lambda: 0)
+    items = workload.fixed(2, 4, 3, vocab=harness.vocab)
+    same = harness.run(items)
+    smaller = harness.run(items, kv_cache_memory=config.kv_cache_memory // 2)
+    assert same.digest == smaller.digest
+    with pytest.raises(StartError, match="does not fit"):
+        harness.run(items, kv_cache_memory=config.kv_cache_memory)
+
+
+def test_claims_that_do_not_fit_are_told_in_the_command_s_own_words(monkeypatch):
+    harness = make("scripted://?blocks=64&max_len=1024", kv_cache_memory=0)
+    harness.settle()
+    monkeypatch.setattr(start, "memory_left", lambda: 0)
+    with pytest.raises(BenchError, match=r"The claims need 0\.\d+Gi for the KV cache.*--short"):
+        Bench(harness, SHORT, lambda name: None).run()
+
+
+def test_all_requests_may_wait_however_many_they_are():
+    harness = make(max_queue_requests=4, max_queue_tokens=64)
+    run = harness.run(workload.fixed(40, 8, 2, vocab=harness.vocab))
+    assert run.output_tokens == 80
+    flags = serve_flags(harness.config)
+    assert flags[flags.index("--max-queue-requests") + 1] == flags[flags.index("--max-queue-tokens") + 1] == "0"
+
+
+def test_an_interrupt_ends_the_run_between_two_steps():
+    harness = make("scripted://?blocks=128&max_len=512&step=1ms")
+    told = []
+
+    def tell(done, whole):
+        told.append((done, whole))
+        if len(told) == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        harness.run(workload.fixed(1, 4, 400, vocab=harness.vocab), tell)
+    done, whole = told[-1]
+    assert done < whole == 400
+
+
 def test_a_request_that_fails_ends_the_bench_with_a_sentence():
     harness = make("scripted://?blocks=128&max_len=512&nan=200")
     with pytest.raises(BenchError, match="ended with 'error'"):
         harness.run([workload.Item((100, 200), 3)])
-    with pytest.raises(BenchError, match="refused"):
-        harness.run([workload.Item((100,) * 600, 3)])
+    for prompt, output in ((600, 3), (500, 13)):
+        with pytest.raises(BenchError, match=rf"{prompt} tokens and generates {output}, which a context of 512"):
+            harness.run([workload.Item((100,) * prompt, output)])
+    assert harness.run([workload.Item((100,) * 500, 12)]).output_tokens == 12
     with pytest.raises(StartError, match="max-model-len"):
         harness.run([workload.Item((100,), 3)], max_model_len=4096)
 

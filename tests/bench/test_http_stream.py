@@ -81,6 +81,15 @@ def test_without_usage_the_messages_with_text_are_counted():
     assert answer.output_tokens == 2
 
 
+def test_fields_beside_the_data_are_passed_over():
+    events = (
+        b'id: 1\nevent: message\ndata: {"choices":\ndata: [{"text":"a"}]}\n\n'
+        b'data:{"choices":[{"text":"b"}]}\nid: 2\n\nretry: 5\n\nevent: done\ndata: [DONE]\n\n'
+    )
+    (answer,) = exchange([HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(events)])
+    assert (answer.output_tokens, len(answer.times), answer.counted) == (2, 2, False)
+
+
 def test_an_answer_that_ends_with_its_connection_is_whole_if_it_says_so():
     (answer,) = exchange([HEAD + b"connection: close\r\n\r\n" + EVENTS])
     assert answer.output_tokens == 7
@@ -101,7 +110,15 @@ def test_a_refusal_keeps_its_body():
             HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b'data: {"error":{"message":"out of luck"}}\n\n'),
             "luck",
         ),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"data: {nonsense\n\n"), "malformed"),
+        (
+            HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b'event: error\ndata: {"message":"gone"}\n\n'),
+            "ended the stream with .*gone",
+        ),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"data: {nonsense\n\n"), "cannot be read.*malformed"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", "cannot be read"),
+        (HEAD + b"content-length: many\r\n\r\n", "cannot be read"),
+        (b"220 mail.example ESMTP\r\n\r\n", "is no HTTP/1.1, it begins with '220 mail"),
+        (b"HTTP/1.1 fine\r\n\r\n", "is no HTTP/1.1"),
     ],
 )
 def test_what_breaks_is_a_failure(data, reason):

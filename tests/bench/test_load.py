@@ -3,11 +3,15 @@
 import asyncio
 import math
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
+from octavo_engine import contract
 from octavo_engine.bench import load as load_module
 from octavo_engine.bench import online, workload
 from octavo_engine.bench.load import LoadResult, Outcome, Target, drive, first_model
@@ -54,7 +58,7 @@ def test_refused_requests_are_infinite_and_the_others_go_on(server):
     assert found.failed == 1
     assert found.ttft["p99"] == math.inf
     assert found.slo_attainment == pytest.approx(2 / 3)
-    assert "1 failed" in online.table(found).title
+    assert "1 of them failed" in online.table(found).title
 
 
 @contextmanager
@@ -91,6 +95,16 @@ def test_an_answer_that_is_no_stream_is_a_failure():
     assert "no event stream" in load.outcomes[0].error
 
 
+@pytest.mark.parametrize(("usage", "failed"), [(b',"usage":{"completion_tokens":3}', 2), (b"", 0)])
+def test_fewer_tokens_than_asked_for_are_a_failure_if_the_server_counts_them(usage, failed):
+    events = b'data: {"choices":[{"text":"abcd"}]%b}\n\ndata: [DONE]\n\n' % usage
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
+    with answering(head + events) as url:
+        load = asyncio.run(drive(Target(url, "m"), workload.fixed(2, 4, 4, vocab=255), clients=1, probe=False))
+    assert load.failed == failed
+    assert ("ended after 3 of 4 tokens" in load.first_error) == bool(failed)
+
+
 def test_a_silent_server_is_told_of(monkeypatch):
     monkeypatch.setattr(load_module, "FIRST_ANSWER_SECONDS", 0.2)
     with answering(b"") as url, pytest.raises(ValueError, match="does not answer within 0 s"):
@@ -115,6 +129,32 @@ def test_cpu_is_told_by_process(server):
 def test_nobody_there_is_one_sentence():
     with pytest.raises(OSError, match="Nobody answers"):
         asyncio.run(drive(Target("http://127.0.0.1:1", "x"), workload.fixed(1, 4, 1)))
+
+
+def test_a_server_of_the_bench_asks_for_no_key(monkeypatch, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    monkeypatch.setenv(contract.ENV_API_KEYS_FILE, str(keys))
+    with own_server(URI) as server:
+        assert asyncio.run(first_model(server.url)) == server.name
+
+
+def test_a_server_ends_with_its_bench():
+    starts = (
+        "from octavo_engine.bench.own_server import own_server\n"
+        f"with own_server({URI!r}) as server:\n"
+        "    print(server._process.pid, flush=True)\n"
+        "    input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", starts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as bench:
+        server = psutil.Process(int(bench.stdout.readline()))
+        family = [server, *server.children(recursive=True)]
+        bench.kill()
+        _, alive = psutil.wait_procs(family, timeout=60)
+    assert len(family) > 1
+    assert not alive
 
 
 def test_a_server_that_cannot_start_says_why():

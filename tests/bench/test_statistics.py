@@ -42,6 +42,8 @@ def test_goodput_needs_both_objectives_and_never_counts_a_failure():
 def test_a_spread_tells_its_range():
     found = spread([3.0, 1.0, 2.0])
     assert (found.median, found.low, found.high, found.count) == (2.0, 1.0, 3.0, 3)
+    assert found.values == (3.0, 1.0, 2.0)
+    assert found.scaled(10) == spread([30.0, 10.0, 20.0])
     assert str(found) == "2.00 (1.00–3.00)"
     assert str(spread([1234.5])) == "1,234"
 

@@ -34,6 +34,14 @@ def test_lengths_are_as_stated():
     assert all(100 <= token <= 300 for item in workload.mixed(20, vocab=300) for token in item.prompt)
 
 
+@pytest.mark.parametrize("vocab", [0, 31, 99, 100])
+def test_a_small_vocabulary_is_drawn_from_as_a_whole(vocab):
+    items = workload.mixed(4, vocab=vocab) + workload.shared_prefix(2, vocab=vocab)
+    drawn = {token for item in items for token in item.prompt}
+    assert drawn <= set(range(vocab + 1))
+    assert vocab == 100 or len(drawn) == vocab + 1
+
+
 def test_items_travel_as_json():
     items = workload.poisson(workload.mixed(5), rate=2.0)
     assert workload.from_json(workload.to_json(items)) == items

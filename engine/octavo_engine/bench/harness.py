@@ -11,7 +11,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import msgspec
@@ -92,7 +92,14 @@ class Harness:
 
     def __init__(self, config: EngineConfig, report: Report) -> None:
         """Load `config.model` (fetched before, see `octavo pull`). Raises StartError with its remedy."""
-        self.config = msgspec.structs.replace(config, threads=config.threads or compute_threads(), socket_folder="")
+        self.config = msgspec.structs.replace(
+            config,
+            threads=config.threads or compute_threads(),
+            socket_folder="",
+            # All requests are there at once, however many: the bounds that a server sets are none of what is measured.
+            max_queue_requests=0,
+            max_queue_tokens=0,
+        )
         self._report = report
         self.model: LoadedModel = load_model(self.config, report)
         self._allocated: tuple[int, ...] = ()
@@ -142,7 +149,9 @@ class Harness:
         """Return a fresh engine (empty cache) over the model, its configuration changed. Raises StartError."""
         config = msgspec.structs.replace(self.config, **changes)
         model = self.model._replace(num_blocks=()) if config.kv_cache_memory else self.model
-        engine = build_engine(model, config, self._report, self._allocated)
+        # Known to be there again only once it is: what fails while it is made leaves no cache.
+        allocated, self._allocated = self._allocated, ()
+        engine = build_engine(model, config, self._report, allocated)
         self._allocated = tuple(group.num_blocks for group in engine.scheduler.config.groups)
         return engine
 
@@ -177,7 +186,18 @@ class Harness:
         configuration that cannot be, BenchError if a request fails.
         """
         engine = self.build(**changes)
+        _assert_fit(items, engine.scheduler.config.max_model_len)
         return run_engine(adapt(engine) if adapt else engine, self.config, items, tell, score)
+
+
+def _assert_fit(items: Sequence[Item], max_model_len: int) -> None:
+    """Raise BenchError for a request that the engine would end early: then less is measured than was asked for."""
+    for index, item in enumerate(items):
+        if len(item.prompt) + item.max_tokens > max_model_len:
+            raise BenchError(
+                f"Request {index} has {len(item.prompt):,} tokens and generates {item.max_tokens:,}, which a context "
+                f"of {max_model_len:,} does not hold: choose a shorter workload, or a longer context if there is one."
+            )
 
 
 def _silent(stage: str, fraction: float) -> None:
@@ -204,17 +224,50 @@ def run_engine(
 
 
 def run_loop(engine: Engine, config: EngineConfig, endpoint: Endpoint) -> Observed:
-    """Run an engine's loop until `endpoint` says `Shutdown`, and leave it idle. Raises BenchError if it is not."""
+    """Run an engine's loop until `endpoint` says `Shutdown`, and leave it idle. Raises BenchError if it is not.
+
+    An interrupt (Ctrl-C) of the calling thread ends the loop behind the step that it is in.
+    """
     executor = ObservingExecutor(engine.executor(), engine.scheduler)
     gc.collect()
+    ended = _Interruptible(endpoint)
     # Its own thread, as the engine process has: the pool's threads and this one's affinity are the same.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-loop") as thread:
         try:
-            thread.submit(engine.loop(config, executor, endpoint).run).result()
+            running = thread.submit(engine.loop(config, executor, ended).run)
+            try:
+                running.result()
+            except KeyboardInterrupt:
+                ended.interrupt()
+                wait([running])
+                raise
         finally:
             executor.close()
     _assert_idle(engine.scheduler)
     return executor.seen
+
+
+class _Interruptible:
+    """`Endpoint` whose next poll raises once somebody interrupted: the loop asks between any two steps."""
+
+    def __init__(self, inner: Endpoint) -> None:
+        self._inner = inner
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._inner.wake()
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        if self._interrupted:
+            raise BenchError("The run was interrupted.")
+        return self._inner.poll(timeout_seconds)
+
+    def wake(self) -> None:
+        self._inner.wake()
+
+    def send(self, message: ToServer) -> None:
+        self._inner.send(message)
 
 
 def _assert_idle(scheduler: Lifecycle) -> None:

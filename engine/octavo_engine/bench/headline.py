@@ -17,7 +17,7 @@ from octavo_engine.bench.statistics import Spread, percentile, spread
 from octavo_engine.bench.workload import Item, fixed, mixed, shared_prefix, skewed
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.static import StaticScheduler
-from octavo_engine.worker.sizing import StartError
+from octavo_engine.worker.sizing import PoolError, StartError
 from octavo_engine.worker.start import Engine
 
 BATCHING_MODEL_LEN: Final = 640
@@ -273,7 +273,14 @@ class Bench:
 
     def _go(self, name: str, items: list[Item], changes: Mapping[str, Any], *, unpadded: bool = False) -> RunResult:
         adapt = without_padding if unpadded else None
-        return self._harness.run(items, self._tell(name), adapt, **changes)
+        try:
+            return self._harness.run(items, self._tell(name), adapt, **changes)
+        except PoolError as error:
+            size = changes["kv_cache_memory"] / 2**30
+            raise BenchError(
+                f"The claims need {size:.2f}Gi for the KV cache, which this machine does not have beside the weights: "
+                "take a smaller model, or --short."
+            ) from error
 
     def _same(self, workload: str, *runs: RunResult) -> None:
         """Raise BenchError unless all runs of a workload, these and those before, wrote the same tokens."""

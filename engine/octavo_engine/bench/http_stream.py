@@ -50,6 +50,8 @@ class Answer(msgspec.Struct):
     ended: float = 0.0
     output_tokens: int = 0
     """As the server counts them (`usage`); where it does not, the messages with text."""
+    counted: bool = False
+    """Whether the server counted them."""
     status: int = 0
     body: bytes = b""
     """Of an answer that is no stream."""
@@ -125,7 +127,8 @@ class Connection(asyncio.Protocol):
             self._take(self._raw + data if self._raw else data, now)
         except (ValueError, StreamError) as error:
             self._keep = False
-            self._waiter.set_exception(error if isinstance(error, StreamError) else StreamError(str(error)))
+            told = error if isinstance(error, StreamError) else StreamError(f"the answer cannot be read ({error})")
+            self._waiter.set_exception(told)
 
     # --- HTTP -------------------------------------------------------------------------------------------------------
     def _take(self, data: bytes, now: float) -> None:
@@ -157,7 +160,10 @@ class Connection(asyncio.Protocol):
 
     def _read_head(self, head: bytes) -> None:
         first, *lines = head.split(b"\r\n")
-        self._answer.status = int(first.split(b" ", 2)[1])
+        version, _, status = first.partition(b" ")
+        if not version.startswith(b"HTTP/1.") or not status[:3].isdigit():
+            raise StreamError(f"the answer is no HTTP/1.1, it begins with {first[:80].decode(errors='replace')!r}")
+        self._answer.status = int(status[:3])
         fields = {name.strip().lower(): value.strip().lower() for name, _, value in (x.partition(b":") for x in lines)}
         self._head = False
         self._chunked = fields.get(b"transfer-encoding") == b"chunked"
@@ -173,8 +179,19 @@ class Connection(asyncio.Protocol):
             return
         *events, self._text = (self._text + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
-            if event.startswith(b"data:"):
+            if event.startswith(b"data:") and b"\n" not in event:
                 self._event(event[5:].strip(), now)
+            else:
+                self._fields(event, now)
+
+    def _fields(self, event: bytes, now: float) -> None:
+        """Take an event of several lines: fields such as `event:` and `id:`, comments, data in more than one line."""
+        fields = [(name, value.strip()) for name, _, value in (line.partition(b":") for line in event.split(b"\n"))]
+        data = b"\n".join(value for name, value in fields if name == b"data")
+        if (b"event", b"error") in fields:
+            raise StreamError(f"the server ended the stream with {data[:300].decode(errors='replace')}")
+        if data:
+            self._event(data, now)
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -185,6 +202,7 @@ class Connection(asyncio.Protocol):
             raise StreamError(f"the server ended the stream with {bytes(event.error)[:300].decode(errors='replace')}")
         if event.usage is not None:
             self._answer.output_tokens = event.usage.completion_tokens
+            self._answer.counted = True
         if any(choice.text or (choice.delta and choice.delta.content) for choice in event.choices):
             self._answer.times.append(now)
 

@@ -8,9 +8,11 @@ from typing import Final
 import msgspec
 
 from octavo_engine.bench.harness import Harness, RunResult, Tell
+from octavo_engine.bench.latency_table import latency_table
 from octavo_engine.bench.limits import Limits, Work
+from octavo_engine.bench.perplexity import Beside
 from octavo_engine.bench.report import Table
-from octavo_engine.bench.statistics import Spread, number, percentiles, repetitions, spread
+from octavo_engine.bench.statistics import Spread, percentiles, repetitions, spread
 from octavo_engine.bench.workload import fixed
 
 PREFILL_OUTPUT: Final = 2
@@ -18,7 +20,10 @@ PREFILL_OUTPUT: Final = 2
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Rates in tokens a second, times in seconds, shares from 0 to 1."""
+    """Rates in tokens a second, times in seconds, shares from 0 to 1. Each spread has a value per repetition.
+
+    `itl` is over the gaps of all repetitions together. What the backend does not count is None: null as JSON.
+    """
 
     prompt: int
     output: int
@@ -84,16 +89,12 @@ def summarize(
     )
 
 
-def table(found: Latency, limits: Limits | None, perplexity: float | None) -> Table:
-    """Return the figures as a table."""
+def tables(found: Latency, limits: Limits | None, perplexity: Beside | None) -> list[Table]:
+    """Return the figures as tables."""
     rows = [
         ("decode, tok/s", str(found.decode_rate)),
         (f"prefill of {found.prefill_tokens}, tok/s", str(found.prefill_rate)),
-        (
-            f"TTFT of {found.prompt} tokens, ms",
-            str(spread([x * 1e3 for x in (found.ttft.low, found.ttft.median, found.ttft.high)])),
-        ),
-        ("ITL p50 / p90 / p99, ms", " / ".join(number(found.itl[name] * 1e3) for name in ("p50", "p90", "p99"))),
+        (f"TTFT of {found.prompt} tokens, ms", str(found.ttft.scaled(1e3))),
     ]
     for name, share in (
         ("Python's share of the loop", found.python_share),
@@ -103,11 +104,14 @@ def table(found: Latency, limits: Limits | None, perplexity: float | None) -> Ta
         if share is not None:
             rows.append((name, f"{share.median:.1%}"))
     if perplexity is not None:
-        rows.append(("perplexity of this configuration", number(perplexity)))
-    note = ""
+        rows.append(perplexity.row())
+    note = perplexity.note if perplexity else ""
     if limits is not None:
-        note = (
+        note += " " if note else ""
+        note += (
             f"limits: {limits.kind} {limits.multiply_adds_per_second * 2e-9:,.0f} GOP/s, "
             f"reading {limits.bytes_per_second / 1e9:.1f} GB/s"
         )
-    return Table(f"one stream, {repetitions(found.decode_rate)}", ("figure", "median (lowest–highest)"), rows, note)
+    title = f"one stream, {repetitions(found.decode_rate)}"
+    latencies = latency_table("all repetitions together", {"ITL": found.itl})
+    return [Table(title, ("figure", "median (lowest–highest)"), rows, note), latencies]

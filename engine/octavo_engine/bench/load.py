@@ -62,6 +62,11 @@ class LoadResult(msgspec.Struct, frozen=True):
         return sum(bool(outcome.error) for outcome in self.outcomes)
 
     @property
+    def first_error(self) -> str:
+        """Why the first of them failed, on one line; empty if none did."""
+        return next((" ".join(outcome.error.split()) for outcome in self.outcomes if outcome.error), "")
+
+    @property
     def output_tokens(self) -> int:
         """Tokens of the requests that ended well."""
         return sum(outcome.output_tokens for outcome in self.outcomes if not outcome.error)
@@ -85,6 +90,21 @@ class LoadResult(msgspec.Struct, frozen=True):
     def request_rate(self) -> float:
         """Requests that ended well, a second."""
         return (len(self.outcomes) - self.failed) / self.seconds
+
+
+class LoadError(RuntimeError):
+    """Requests failed that must not; the message is one sentence."""
+
+
+def failures(load: LoadResult) -> str:
+    """Return how many requests failed and why, in one sentence; empty if none did."""
+    if not load.failed:
+        return ""
+    whole = len(load.outcomes)
+    if load.failed < whole:
+        return f"{load.failed} of {whole} requests failed, the first because {load.first_error}."
+    which = "The one request" if whole == 1 else f"Every one of the {whole} requests"
+    return f"{which} failed{'' if whole == 1 else ', the first'} because {load.first_error}."
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -223,6 +243,7 @@ class _Run:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 answer = await self._exchange(self._requests[index])
+            _assert_whole(answer, self._items[index].max_tokens)
             self.outcomes[index] = self._outcome(self._items[index], due, answer)
         except (OSError, StreamError, TimeoutError) as error:
             reason = str(error) or f"no answer within {REQUEST_SECONDS:.0f} s"
@@ -260,6 +281,15 @@ class _Run:
 
     def _failed(self, item: Item, sent: float, due: float, reason: str) -> Outcome:
         return Outcome(sent - self.began, sent - due, math.inf, [math.inf], math.inf, len(item.prompt), 0, reason)
+
+
+def _assert_whole(answer: Answer, max_tokens: int) -> None:
+    """Raise StreamError for an answer of fewer tokens than were asked for: it did less than it is measured for."""
+    if answer.counted and answer.output_tokens < max_tokens:
+        raise StreamError(
+            f"the answer ended after {answer.output_tokens} of {max_tokens} tokens: the server must take ignore_eos, "
+            "and have the context for them"
+        )
 
 
 async def _probe(address: Address, seconds: list[float]) -> None:

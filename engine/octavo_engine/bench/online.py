@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from octavo_engine.bench.load import LoadResult, Target, Tell, drive
+from octavo_engine.bench.latency_table import latency_table
+from octavo_engine.bench.load import LoadError, LoadResult, Target, Tell, drive, failures
 from octavo_engine.bench.plot import Line, cumulative, lines
 from octavo_engine.bench.report import Table
 from octavo_engine.bench.statistics import goodput, number, percentile, percentiles
@@ -18,13 +20,20 @@ Make = Callable[[int], list[Item]]
 
 
 class Online(msgspec.Struct, frozen=True):
-    """One run under load. Seconds; failed requests are infinite in every percentile."""
+    """One run under load. Seconds; rates a second.
+
+    A failed request counts as infinite in every percentile, and in no mean. As JSON, `"infinite"` is such a figure,
+    and null is one that there was nothing to measure for (the inter-token time of answers in one message, say).
+    """
 
     requests: int
     failed: int
+    """Of `requests`; those of `health` are counted by `health_failed`."""
     first_error: str
+    """Why the first of them failed; empty if none did."""
     seconds: float
     offered_rate: float
+    """By the arrivals; infinite if all came at once."""
     request_rate: float
     output_rate: float
     total_rate: float
@@ -42,14 +51,16 @@ class Online(msgspec.Struct, frozen=True):
     late_p99: float
     """How much later than due the load generator itself sent: what it adds to the figures."""
     client_cpu: float
-    saturation: float = 0.0
+    """CPU of the load generator, in shares of one core."""
+    saturation: float | None = None
+    """Requests a second that the server ends for clients who always want another; None if it was not sought."""
 
 
 def saturation(target: Target, make: Make, clients: int, seconds: float, tell: Tell | None = None) -> float:
     """Return the requests a second that the server ends for `clients` clients who each send one after the other.
 
     The number of requests is chosen from a first round of one for each client, so that the measured round takes about
-    `seconds`. Raises OSError, ValueError; RuntimeError if a request fails, for then this is no saturation.
+    `seconds`. Raises OSError, ValueError; LoadError if a request fails, for then this is no saturation.
     """
     first = asyncio.run(drive(target, make(clients), clients=clients, probe=False))
     _check(first)
@@ -61,8 +72,7 @@ def saturation(target: Target, make: Make, clients: int, seconds: float, tell: T
 
 def _check(load: LoadResult) -> None:
     if load.failed:
-        error = next(outcome.error for outcome in load.outcomes if outcome.error)
-        raise RuntimeError(f"{load.failed} of {len(load.outcomes)} requests failed: {error}")
+        raise LoadError(failures(load))
 
 
 def run(target: Target, items: Sequence[Item], tell: Tell | None = None) -> LoadResult:
@@ -72,7 +82,7 @@ def run(target: Target, items: Sequence[Item], tell: Tell | None = None) -> Load
 
 
 def summarize(
-    load: LoadResult, items: Sequence[Item], slo_ttft: float, slo_itl: float, saturation: float = 0.0
+    load: LoadResult, items: Sequence[Item], slo_ttft: float, slo_itl: float, saturation: float | None = None
 ) -> Online:
     """Return the figures of a run."""
     outcomes = load.outcomes
@@ -82,7 +92,7 @@ def summarize(
     return Online(
         requests=len(outcomes),
         failed=load.failed,
-        first_error=next((outcome.error for outcome in outcomes if outcome.error), ""),
+        first_error=load.first_error,
         seconds=load.seconds,
         offered_rate=(len(items) - 1) / last if last else float("inf"),
         request_rate=load.request_rate,
@@ -105,16 +115,8 @@ def summarize(
 
 def table(found: Online) -> Table:
     """Return the figures as a table."""
-    rows = [
-        (name, *(number(values[column] * 1e3) for column in ("p50", "p90", "p95", "p99", "mean")))
-        for name, values in (
-            ("TTFT, ms", found.ttft),
-            ("ITL, ms", found.itl),
-            ("end to end, ms", found.e2e),
-            ("/health, ms", found.health),
-        )
-    ]
-    failed = f", {found.failed} failed (first: {found.first_error})" if found.failed else ", none failed"
+    latencies = {"TTFT": found.ttft, "ITL": found.itl, "end to end": found.e2e, "/health": found.health}
+    failed = f"{found.failed} of them failed: ∞ below" if found.failed else "none failed"
     note = (
         f"{number(found.offered_rate)} requests/s offered, {number(found.request_rate)} ended; "
         f"{number(found.output_rate)} output tok/s; goodput {number(found.goodput)} requests/s "
@@ -124,12 +126,12 @@ def table(found: Online) -> Table:
     )
     if found.saturation:
         note += f"; saturation {number(found.saturation)} requests/s"
-    title = f"{found.requests} requests in {number(found.seconds)} s{failed}"
-    return Table(title, ("", "p50", "p90", "p95", "p99", "mean"), rows, note)
+    title = f"{found.requests} requests in {number(found.seconds)} s, {failed}"
+    return latency_table(title, latencies, note)
 
 
-def plots(load: LoadResult, sentence: str) -> dict[str, str]:
-    """Return SVG pictures by file name: the distributions of the latencies."""
+def plots(load: LoadResult, offered_rate: float, sentence: str) -> dict[str, str]:
+    """Return SVG pictures by file name: the distributions of the latencies; `sentence` says of what they are."""
     series = [
         Line(name, cumulative([value * 1e3 for value in values]))
         for name, values in (
@@ -138,5 +140,7 @@ def plots(load: LoadResult, sentence: str) -> dict[str, str]:
             ("end to end", [outcome.e2e for outcome in load.outcomes]),
         )
     ]
-    title = f"Latency under load, {len(load.outcomes)} requests, {load.failed} failed"
+    rate = f"{number(offered_rate)} a second" if math.isfinite(offered_rate) else "all at once"
+    failed = f"{load.failed} failed" if load.failed else "none failed"
+    title = f"Latency under load: {len(load.outcomes)} requests, {rate}, {failed}"
     return {"serve-latency.svg": lines(title, "milliseconds", "% of all", series, sentence, log_x=True)}

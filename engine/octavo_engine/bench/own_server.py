@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,16 @@ _READY: Final = re.compile(r"Serving .* at (http://\S+)$")
 _LAST_LINES: Final = 8
 _END_SECONDS: Final = 15.0
 _CALL_SECONDS: Final = 10.0
+_LAUNCH: Final = """
+import sys
+from octavo_engine.worker.parent import die_with_parent
+die_with_parent(int(sys.argv.pop(1)))
+from octavo_engine.cli import main
+main()
+"""
+"""`octavo serve`, which the kernel ends when the bench that started it ends in any way."""
+_SECRETS: Final = (contract.ENV_API_KEYS_FILE, contract.ENV_GATEWAY_CREDENTIAL_FILE, "OPENAI_API_KEY")
+"""Variables of the shell that are not for this server: it would ask its own bench for a key."""
 
 
 class ServerError(RuntimeError):
@@ -57,12 +68,19 @@ class OwnServer:
 
 @contextmanager
 def own_server(model: str, flags: Sequence[str] = ()) -> Iterator[OwnServer]:
-    """Start `octavo serve MODEL FLAGS` and end it, and all it started, on the way out. Raises ServerError."""
+    """Start `octavo serve MODEL FLAGS` and end it, and all it started, on the way out. Raises ServerError.
+
+    It ends with the thread that calls this, too: call it from the main thread.
+    """
     command = [
-        *(sys.executable, "-m", "octavo_engine.cli", "serve", model, "--host", "127.0.0.1", "--port", "0"),
+        *(sys.executable, "-P", "-c", _LAUNCH, str(os.getpid())),
+        *("serve", model, "--host", "127.0.0.1", "--port", "0"),
         *("--admin-port", "0", "--served-model-name", OwnServer.name, "--drain-propagation", "0", *flags),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+    )
     assert process.stderr is not None
     reader: threading.Thread | None = None
     try:
@@ -89,14 +107,10 @@ def serve_flags(config: EngineConfig) -> list[str]:
         *("--dtype", config.dtype, "--quantization", config.quantization, "--kv-cache-dtype", config.kv_cache_dtype),
         *("--kv-cache-memory", str(config.kv_cache_memory), "--max-num-seqs", str(config.max_num_seqs)),
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens), "--scheduler", config.scheduler),
-        *(
-            "--speculation",
-            config.speculation,
-            "--kv-allocation",
-            config.kv_allocation,
-            "--max-model-len",
-            str(config.max_model_len or "auto"),
-        ),
+        *("--speculation", config.speculation, "--kv-allocation", config.kv_allocation),
+        *("--max-model-len", str(config.max_model_len or "auto")),
+        *("--max-queue-requests", str(config.max_queue_requests)),
+        *("--max-queue-tokens", str(config.max_queue_tokens)),
     ]
     return flags if config.prefix_sharing else [*flags, "--no-prefix-sharing"]
 

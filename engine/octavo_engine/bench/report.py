@@ -47,8 +47,10 @@ class Report(msgspec.Struct, frozen=True):
 
 def show(report: Report, console: Console | None = None) -> None:
     """Print the tables, and below them the machine, the configuration and the command."""
-    terminal = console or Console()
-    out = terminal if terminal.is_terminal else Console(file=terminal.file, width=max(terminal.width, 140))
+    # No markup: titles and cells quote what servers answered and paths, brackets and all.
+    terminal = console or Console(markup=False)
+    wide = max(terminal.width, 140)
+    out = terminal if terminal.is_terminal else Console(file=terminal.file, width=wide, markup=False)
     for table in report.tables:
         shown = RichTable(title=table.title, title_justify="left", caption=table.note or None, caption_justify="left")
         for index, column in enumerate(table.columns):
@@ -63,14 +65,18 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def write_json(path: Path, report: Report) -> None:
-    """Write everything but the tables, which say the same for people. What is not finite becomes null."""
+    """Write everything but the tables, which say the same for people.
+
+    JSON has no number for what is not finite: `null` is what was not measured, `"infinite"` is infinity, such as the
+    latency of a request that failed.
+    """
     content = {
         "title": report.title,
         "complete": report.complete,
         "command": report.command,
         "machine": msgspec.to_builtins(report.machine),
         "configuration": dict(report.configuration),
-        "figures": _finite(msgspec.to_builtins(report.figures)),
+        "figures": _in_json(msgspec.to_builtins(report.figures)),
     }
     _replace(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
@@ -108,12 +114,12 @@ def _beside(path: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}")
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with null for what JSON has no number for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def _in_json(value: Any) -> Any:
+    """Return the value with null or a word for what JSON has no number for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "infinite" if value > 0 else "-infinite"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _in_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_in_json(item) for item in value]
     return value

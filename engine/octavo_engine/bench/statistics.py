@@ -13,12 +13,17 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The median of repetitions, the lowest and the highest of them, and how many there were."""
+    """The median of repetitions, the lowest and the highest of them, how many there were, and all in their order."""
 
     median: float
     low: float
     high: float
     count: int
+    values: tuple[float, ...] = ()
+
+    def scaled(self, factor: float) -> Spread:
+        """Return it in another unit, `factor` (positive) times as large a number."""
+        return spread([value * factor for value in self.values])
 
     def __str__(self) -> str:
         """Return the median, and the range if there is one."""
@@ -29,7 +34,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 def spread(values: Sequence[float]) -> Spread:
     """Return the spread of at least one value."""
-    return Spread(statistics.median(values), min(values), max(values), len(values))
+    return Spread(statistics.median(values), min(values), max(values), len(values), tuple(values))
 
 
 def repetitions(found: Spread) -> str:

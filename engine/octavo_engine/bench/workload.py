@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -71,10 +72,19 @@ def shared_prefix(
     return [Item(prefix + _tokens(draw, draw.randint(16, 64), vocab), output) for _ in range(n)]
 
 
-def read_trace(path: Path, *, limit: int = 0, longest: int = 0, seed: int = 0, vocab: int = VOCABULARY) -> list[Item]:
+def read_trace(
+    path: Path,
+    *,
+    limit: int = 0,
+    seconds: float = 0.0,
+    longest: int = 0,
+    seed: int = 0,
+    vocab: int = VOCABULARY,
+) -> list[Item]:
     """Read recorded arrivals and lengths: Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) or Mooncake's JSONL.
 
-    At most `limit` requests (0: all), in the order of arrival. What is longer than `longest` tokens (0: nothing is) is
+    At most `limit` requests (0: all) and those of the first `seconds` (0: all), in the order of arrival; a trace that
+    is cut is one in that order already. What is longer than `longest` tokens (0: nothing is) is
     cut: the output to half of it, the prompt to the rest. Mooncake's equal hash ids give equal tokens, so that shared
     prefixes stay shared. Raises WorkloadError.
     """
@@ -83,7 +93,7 @@ def read_trace(path: Path, *, limit: int = 0, longest: int = 0, seed: int = 0, v
             head = stream.readline()
             stream.seek(0)
             rows = _mooncake(stream, vocab, seed) if head.lstrip().startswith("{") else _azure(stream, vocab, seed)
-            items = sorted(_cut(rows, limit, longest), key=lambda item: item.arrival)
+            items = sorted(_cut(rows, limit, seconds, longest), key=lambda item: item.arrival)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise WorkloadError(
             f"{path} is no trace ({type(error).__name__}: {error}): give a CSV with TIMESTAMP, ContextTokens and "
@@ -130,12 +140,17 @@ def from_json(data: bytes) -> list[Item]:
 
 
 def _tokens(draw: random.Random, count: int, vocab: int) -> tuple[int, ...]:
-    return tuple(draw.randint(FIRST_TOKEN, vocab) for _ in range(count))
+    # A vocabulary that ends below them has special tokens too, but no others to draw from.
+    first = FIRST_TOKEN if vocab >= FIRST_TOKEN else 0
+    return tuple(draw.randint(first, vocab) for _ in range(count))
 
 
-def _cut(rows: Iterable[Item], limit: int, longest: int) -> Iterator[Item]:
+def _cut(rows: Iterable[Item], limit: int, seconds: float, longest: int) -> Iterator[Item]:
+    end = math.inf
     for index, item in enumerate(rows):
-        if limit and index == limit:
+        if not index and seconds:
+            end = item.arrival + seconds
+        if (limit and index == limit) or item.arrival > end:
             return
         if longest and len(item.prompt) + item.max_tokens > longest:
             output = min(item.max_tokens, max(1, longest // 2))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo_engine.bench.harness import Harness
     from octavo_engine.bench.limits import Limits, Work
     from octavo_engine.bench.load import Target
+    from octavo_engine.bench.perplexity import Beside, BesideSpeed
     from octavo_engine.bench.report import Report
     from octavo_engine.bench.workload import Item
     from octavo_engine.ipc.config import EngineConfig
@@ -40,9 +41,18 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
+def makeable(folder: Path | None) -> Path | None:
+    """Refuse a folder that can be neither made nor written to before anything is measured; Typer names the option."""
+    if folder is not None:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise typer.BadParameter(f"{folder} cannot be made: {there} is no folder of yours.")
+    return folder
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures here, too.")]
 Model = Annotated[str, typer.Argument(help="bundled://NAME, a GGUF file, a Hugging Face folder, or scripted://?…")]
-SvgFolder = Annotated[Path | None, typer.Option("--svg", help="Write plots into this folder.")]
+SvgFolder = Annotated[Path | None, typer.Option("--svg", callback=makeable, help="Write plots into this folder.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Repetitions of which the median counts.")]
 DType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Arithmetic; float32 is the exact mode.")
@@ -61,19 +71,37 @@ KVCacheMemory = Annotated[
 MaxModelLen = Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0: the longest that fits.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=0, help="Sequences in one step at the most; 0: up to 256.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=0, help="Tokens of one step at the most; 0: measured here.")]
-PrefixSharing = Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.")]
+Scheduler = Annotated[
+    Literal["continuous", "static"], typer.Option(help="static: batches as transformers.generate forms them.")
+]
+KVAllocation = Annotated[
+    Literal["paged", "contiguous"], typer.Option(help="contiguous: reserve --max-model-len for each sequence.")
+]
+PrefixSharing = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-sharing/--no-prefix-sharing",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the KV blocks of equal prefixes.",
+    ),
+]
 Speculation = Annotated[
     Literal["auto", "ngram", "off"],
     typer.Option(
         help="Drafts by prompt lookup. Off by default here: what greedy answers to random prompts repeat would flatter."
     ),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Compute threads; 0: what the affinity and the quota give.")]
+Threads = Annotated[
+    int, typer.Option(min=0, max=1024, help="Compute threads; 0: what the affinity and the quota give.")
+]
 WorkloadKind = Annotated[
     str,
     typer.Option(
         "--workload",
-        help="mixed, skewed, shared, fixed:PROMPT,OUTPUT, or a trace file (Azure CSV, Mooncake JSON lines).",
+        metavar="WORKLOAD",
+        help="Random tokens. mixed: prompts of 16 to 256 and outputs of 8 to 256; skewed: prompts of 16 to 64, outputs "
+        "of 8 to 32 and one in ten of 256 to 512; shared: 512 that all prompts begin with, 16 to 64 of their own, 32 "
+        "out; fixed:PROMPT,OUTPUT, such as fixed:128,128; or the path of a trace (Azure's CSV, Mooncake's JSON lines).",
     ),
 ]
 Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="How many requests.")]
@@ -81,6 +109,42 @@ Seed = Annotated[int, typer.Option(help="Of the first repetition; each further o
 PerplexityWindows = Annotated[
     int, typer.Option(min=0, help="Windows of 1,024 tokens whose perplexity is told beside the speed; 0: none.")
 ]
+
+
+def refuse_without(context: typer.Context, flag: str, is_there: bool, *names: str) -> None:
+    """Refuse those of the named options that stand on the command line, unless the one they belong to is there."""
+    for name in names:
+        if not is_there and given(context, name):
+            _refuse(name, f"It counts for nothing without {flag}: add that, or leave this off.")
+
+
+def refuse_with(context: typer.Context, flag: str, is_there: bool, *names: str) -> None:
+    """Refuse those of the named options that stand on the command line beside the one that overrules them."""
+    for name in names:
+        if is_there and given(context, name):
+            _refuse(name, f"It counts for nothing with {flag}: leave one of the two off.")
+
+
+def refuse_other_threads(threads: int) -> None:
+    """Refuse a number of threads that `octavo serve` would not compute with: it has the affinity and the quota's."""
+    from octavo_engine.worker.cgroup import compute_threads
+
+    if threads not in (0, compute_threads()):
+        _refuse(
+            "threads",
+            f"'octavo serve' computes with {compute_threads()} threads here: leave it off with --over-http, or set the "
+            "affinity of both by taskset.",
+        )
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Return whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse(name: str, sentence: str) -> NoReturn:
+    raise typer.BadParameter(sentence, param_hint=f"'--{name.replace('_', '-')}'")
 
 
 def engine_config(model: str, kv_cache_memory: str = "0", **settings: Any) -> EngineConfig:
@@ -125,8 +189,15 @@ def load(config: EngineConfig) -> Harness:
     return harness
 
 
-def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable[[int], list[Item]]:
-    """Return what makes a workload from a seed. Raises BadParameter."""
+def is_trace(kind: str) -> bool:
+    """Return whether a workload is recorded: a file."""
+    return Path(kind).is_file()
+
+
+def workload(
+    kind: str, requests: int, vocab: int, longest: int = 0, seconds: float = 0.0
+) -> Callable[[int], list[Item]]:
+    """Return what makes a workload from a seed; of a trace, its first requests or `seconds`. Raises BadParameter."""
     from octavo_engine.bench import workload as made
 
     name, _, rest = kind.partition(":")
@@ -141,8 +212,10 @@ def workload(kind: str, requests: int, vocab: int, longest: int = 0) -> Callable
             prompt = output = 0
         if min(prompt, output) > 0:
             return lambda seed: made.fixed(requests, prompt, output, seed, vocab)
-    elif Path(kind).is_file():
-        return lambda seed: made.read_trace(Path(kind), limit=requests, longest=longest, seed=seed, vocab=vocab)
+    elif is_trace(kind):
+        return lambda seed: made.read_trace(
+            Path(kind), limit=requests, seconds=seconds, longest=longest, seed=seed, vocab=vocab
+        )
     raise typer.BadParameter(
         f"'{kind}' is no workload: write mixed, skewed, shared, fixed:PROMPT,OUTPUT such as fixed:128,128, or the path "
         "of a trace.",
@@ -161,19 +234,27 @@ def ending_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        print(f"octavo bench: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        end(str(error))
+
+
+def end(sentence: str) -> NoReturn:
+    """End the command with a sentence on standard error and exit code 1."""
+    print(f"octavo bench: {sentence}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 def expected() -> tuple[type[Exception], ...]:
-    """Return the errors of an in-process bench that are one sentence for a person."""
+    """Return the errors of a bench on a model that are one sentence for a person, its own server's among them."""
     from octavo_engine.bench.harness import BenchError
+    from octavo_engine.bench.http_stream import StreamError
+    from octavo_engine.bench.load import LoadError
     from octavo_engine.bench.own_server import ServerError
     from octavo_engine.bench.perplexity import QualityError
     from octavo_engine.bench.workload import WorkloadError
     from octavo_engine.worker.sizing import StartError
 
-    return BenchError, ServerError, QualityError, WorkloadError, StartError
+    own = (BenchError, LoadError, StreamError, ServerError, QualityError, WorkloadError, StartError)
+    return *own, OSError, MemoryError
 
 
 def work(harness: Harness) -> Work | None:
@@ -193,15 +274,25 @@ def limits(harness: Harness, wanted: bool) -> Limits | None:
     return measure_limits(harness.model.dtype, harness.config.threads, harness.pool)
 
 
-def perplexity(harness: Harness, windows: int) -> float | None:
-    """Return the perplexity of the harness's configuration on Python's own texts; None if not wanted or no model."""
-    from octavo_engine.bench import perplexity as bench
+def beside_speed(harness: Harness, windows: int) -> BesideSpeed | None:
+    """Return what takes the perplexity beside a speed; None if it is not wanted, or of a script, which has none."""
+    from octavo_engine.bench.perplexity import BesideSpeed
 
-    if not windows or work(harness) is None:
-        return None
-    telling("perplexity")
-    text = bench.read_text(bench.BUILT_IN_TEXT, harness.config.model, windows)
-    return bench.perplexity(bench.log_probabilities(harness, text), text)
+    return BesideSpeed(harness, windows) if windows and work(harness) is not None else None
+
+
+def quality(found: Beside | None) -> dict[str, Any]:
+    """Return the perplexity as figures: the number alone, null if not measured, and what it is of or why not."""
+    return {"perplexity": found.perplexity if found else None, "perplexity_of": found}
+
+
+def perplexity(harness: Harness, windows: int) -> float | None:
+    """Return the perplexity of the harness's configuration on Python's own texts; None if there is none."""
+    beside = beside_speed(harness, windows)
+    found = beside.measure(telling) if beside else None
+    if found is not None and found.why_not:
+        print(f"  perplexity: not measured: {found.why_not}", file=sys.stderr, flush=True)
+    return found.perplexity if found else None
 
 
 def target(url: str, model: str, api_key_file: Path | None) -> Target:
@@ -220,7 +311,7 @@ def arrivals(items: list[Item], kind: str, rate: float) -> list[Item]:
 
     if not rate:
         return items
-    return rescale(items, rate) if Path(kind).is_file() else poisson(items, rate)
+    return rescale(items, rate) if is_trace(kind) else poisson(items, rate)
 
 
 def telling(name: str) -> Callable[[int, int], None]:
@@ -239,16 +330,32 @@ def telling(name: str) -> Callable[[int, int], None]:
     return tell
 
 
+def caption(report: Report) -> str:
+    """Return what stands below a plot: the model, the whole configuration and the machine."""
+    model = str(report.configuration["model"])
+    model = Path(model).name if Path(model).exists() else model
+    others = (f"{name} {value}" for name, value in report.configuration.items() if name != "model")
+    return f"{model}: {', '.join(others)}. {report.machine.sentence()}"
+
+
+def keep(report: Report, json_file: Path | None) -> None:
+    """Write the report's figures, if that is wanted. Ends the command if they cannot be written."""
+    from octavo_engine.bench.report import write_json
+
+    with ending_in_a_sentence(OSError):
+        if json_file is not None:
+            write_json(json_file, report)
+
+
 def publish(
     report: Report, json_file: Path | None, svg: Path | None = None, plots: dict[str, str] | None = None
 ) -> None:
     """Print the report, and write its files. Ends the command if they cannot be written."""
-    from octavo_engine.bench.report import show, write_json
+    from octavo_engine.bench.report import show
 
     show(report)
+    keep(report, json_file)
     with ending_in_a_sentence(OSError):
-        if json_file is not None:
-            write_json(json_file, report)
         if svg is not None:
             svg.mkdir(parents=True, exist_ok=True)
             for name, text in (plots or {}).items():

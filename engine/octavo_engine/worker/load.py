@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.contract import BLOCK_SIZE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.model.pooling import Pooling
 from octavo_engine.worker.executable import Executable
 from octavo_engine.worker.sizing import StartError
+
+if TYPE_CHECKING:
+    from octavo_kernels.cpu import Pool
 
 Report = Callable[[str, float], None]
 """Called with a stage a person understands and how far it is, 0 to 1."""
@@ -77,6 +80,19 @@ def _load_scripted(config: EngineConfig, report: Report) -> LoadedModel:
     )
 
 
+def _start_pool(threads: int) -> Pool:
+    from octavo_engine.worker.backends import cpu
+
+    try:
+        return cpu.start_pool(threads)
+    except RuntimeError as error:
+        if "OCTAVO_CPU_ISA" in str(error):
+            raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
+        raise StartError(
+            f"{threads or 'The'} compute threads cannot be started ({error}): take fewer, or raise the limit of tasks."
+        ) from error
+
+
 def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     from octavo_engine.model.checkpoint import open_checkpoint
     from octavo_engine.model.digest import model_digest
@@ -89,16 +105,13 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
     digest = model_digest(checkpoint.files, report)
     try:
         # Only now: it imports the kernels, which a wheel of the operator alone does not have.
-        from octavo_engine.worker.backends.cpu import build_cpu, start_pool
+        from octavo_engine.worker.backends.cpu import build_cpu
     except ImportError as error:
         raise StartError(
             f"This installation has no CPU kernels ({error}): install a C++20 compiler (Debian: apt-get install g++) "
             "and run pip install --force-reinstall octavo[engine]."
         ) from error
-    try:
-        pool = start_pool(config.threads)
-    except RuntimeError as error:
-        raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
+    pool = _start_pool(config.threads)
     executable = build_cpu(
         checkpoint,
         digest,

@@ -31,10 +31,23 @@ class StartError(Exception):
     """The engine cannot start as it was asked to; the message says what to change."""
 
 
+class ContextError(StartError):
+    """The context is longer than the model was made for, or than the cache holds; `fits` tokens would do."""
+
+    def __init__(self, message: str, fits: int) -> None:
+        """Say what to change."""
+        super().__init__(message)
+        self.fits = fits
+
+
+class PoolError(StartError):
+    """The KV pool that is asked for is larger than the memory that is left."""
+
+
 def pool_bytes(requested: int, left: int, bytes_per_token: int) -> int:
     """Return the KV pool's size for a flag (0: none given), the bytes left on this machine, and those a token takes."""
     if requested > left:
-        raise StartError(
+        raise PoolError(
             f"--kv-cache-memory {requested / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi are left here after the "
             "weights. Ask for less, or raise the memory limit."
         )
@@ -61,15 +74,17 @@ def model_len(requested: int, model_max_len: int, config: SchedulerConfig) -> in
     `config` gives the cache. Raises StartError if the model, or the cache, cannot take the requested length.
     """
     if requested > model_max_len:
-        raise StartError(
-            f"--max-model-len {requested} is more than the model was made for: use {model_max_len} or less."
+        raise ContextError(
+            f"--max-model-len {requested} is more than the model was made for: use {model_max_len} or less.",
+            model_max_len,
         )
     wanted = requested or model_max_len
     fits = largest_model_len(dataclasses.replace(config, max_model_len=wanted))
     if fits < (wanted if requested else 2):
-        raise StartError(
+        raise ContextError(
             f"The KV cache cannot hold one sequence of --max-model-len {wanted}: it holds {fits} tokens. "
-            f"Use --max-model-len {fits} or less, or raise --kv-cache-memory."
+            f"Use --max-model-len {fits} or less, or raise --kv-cache-memory.",
+            fits,
         )
     return fits
 

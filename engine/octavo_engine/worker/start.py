@@ -150,8 +150,11 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocate
     layout = model.executable.layout
     num_blocks = model.num_blocks
     if not num_blocks:
+        # A cache that is there already is taken over, or given back before its successor is made.
+        held = sum(count * group.bytes_per_block for count, group in zip(allocated, layout.groups, strict=False))
         bytes_per_token = sum(group.bytes_per_block for group in layout.groups) // layout.block_size
-        num_blocks = pool_blocks(pool_bytes(config.kv_cache_memory, memory_left(), bytes_per_token), layout.groups)
+        size = pool_bytes(config.kv_cache_memory, memory_left() + held, bytes_per_token)
+        num_blocks = pool_blocks(size, layout.groups)
     if num_blocks == allocated:
         return num_blocks
     started = time.perf_counter()
