@@ -108,6 +108,7 @@ def test_serve_at_a_share_of_saturation(tmp_path):
     written = json.loads(report.read_text())
     inputs = {"workload": "fixed:16,8", "duration": 1, "share": 0.7, "clients": 8, "seed": 0, "vocab": 255}
     assert inputs.items() <= written["configuration"].items()
+    assert written["machine"]["role"] == "load generator"
     found = written["figures"]
     assert written["configuration"]["requests"] == found["requests"]
     assert found["saturation"] > 0
