@@ -29,11 +29,11 @@ def test_throughput_in_process_and_over_http(tmp_path):
     found = json.loads(report.read_text())
     assert found["machine"]["cpu"]
     assert found["configuration"]["model"] == URI
-    inputs = {"workload": "mixed", "requests": 12, "repeat": 2, "seed": 0, "clients": 4, "perplexity-windows": 4}
-    assert inputs.items() <= found["configuration"].items()
     assert found["complete"] is True
     assert found["command"].startswith(f"octavo bench throughput '{URI}' --requests 12")
     assert found["command"] in ran.stdout
+    inputs = {"workload": "mixed", "requests": 12, "repeat": 2, "seed": 0, "clients": 4, "perplexity-windows": 4}
+    assert inputs.items() <= found["configuration"].items()
     figures = found["figures"]
     rates = figures["in_process"]["total_rate"]
     assert rates["count"] == len(rates["values"]) == 2
@@ -108,6 +108,7 @@ def test_serve_at_a_share_of_saturation(tmp_path):
     written = json.loads(report.read_text())
     inputs = {"workload": "fixed:16,8", "duration": 1, "share": 0.7, "clients": 8, "seed": 0, "vocab": 255}
     assert inputs.items() <= written["configuration"].items()
+    assert written["machine"]["role"] == "load generator"
     found = written["figures"]
     assert written["configuration"]["requests"] == found["requests"]
     assert found["saturation"] > 0

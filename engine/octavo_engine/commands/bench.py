@@ -227,7 +227,7 @@ def serve(
     options.refuse_without(context, "a trace", trace, "longest")
     with options.ending_in_a_sentence(OSError, ValueError, LoadError, StreamError):
         target = options.target(url, model, api_key_file)
-        machine = describe_machine()
+        machine = describe_machine(role="load generator")
         found_rate = None
         if find_saturation:
             found_rate = bench.saturation(

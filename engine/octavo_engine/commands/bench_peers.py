@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def peers(
+    context: typer.Context,
     model: options.Model = options.BUNDLED,
     peer: Annotated[
         list[str] | None, typer.Option(help="openvino, llamacpp or vllm; may be given again. Default: all.")
@@ -92,6 +93,8 @@ def peers(
     from octavo_engine.worker.cgroup import compute_threads
 
     points = _points(point)
+    options.refuse_without(context, "--served", served, "duration", "saturation_seconds")
+    options.refuse_with(context, "--no-in-process", not in_process, "point", "repeat", "perplexity_windows")
     if served and threads not in (0, compute_threads()):
         raise typer.BadParameter(
             f"'octavo serve' computes with {compute_threads()} threads here: leave it off with --served, or set the "

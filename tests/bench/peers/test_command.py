@@ -44,6 +44,10 @@ def test_bad_input_is_told_before_the_model_is_read(tmp_path):
     other_threads = run("/nowhere/m.gguf", "--served", "--threads", str(compute_threads() + 1))
     assert other_threads.exit_code == 2
     assert "'octavo serve' computes with" in " ".join(other_threads.stderr.replace("│", " ").split())
+    for idle in (["--duration", "5"], ["--served", "--no-in-process", "--repeat", "2"]):
+        refused = run("/nowhere/m.gguf", *idle)
+        assert refused.exit_code == 2
+        assert "It counts for nothing with" in refused.stderr
     endless = run("/nowhere/m.gguf", "--served", "--duration", "inf")
     assert endless.exit_code == 2
 
