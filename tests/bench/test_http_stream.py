@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.bench.http_stream import StreamError, connect, parse_url, request_bytes
@@ -59,6 +59,7 @@ def whole(cut):
     return HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(EVENTS[:cut], EVENTS[cut:])
 
 
+@settings(deadline=None)
 @given(st.integers(1, len(EVENTS) - 1), st.lists(st.integers(0, len(EVENTS) + 150), max_size=4))
 def test_any_split_gives_the_same_answer(chunk_end, cuts):
     data = whole(chunk_end)

@@ -4,7 +4,7 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_engine.bench.plot import WIDTH, Bar, Group, Line, bars, cumulative, lines
@@ -21,6 +21,7 @@ def parse(text):
     return root
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=5))
 def test_bars_fit_and_are_labelled(values):
     root = parse(bars("a < b & c", [Group("g", [Bar(f"bar {i}", value) for i, value in enumerate(values)])], "a note"))
@@ -34,6 +35,7 @@ def test_bars_fit_and_are_labelled(values):
     assert "a note" in texts
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6)) | st.just((math.inf, 1.0)), max_size=20), st.booleans()
 )

@@ -220,11 +220,7 @@ def serve(
 
     trace = options.is_trace(workload)
     timed = bool(rate) or find_saturation
-    options.refuse_without(context, "--find-saturation", find_saturation, "share", "clients", "saturation_seconds")
-    options.refuse_with(context, "--find-saturation", find_saturation, "rate")
-    options.refuse_with(context, "--requests", requests > 0, "duration")
-    options.refuse_without(context, "--rate, --find-saturation or a trace", timed or trace, "duration")
-    options.refuse_without(context, "a trace", trace, "longest")
+    _refuse_idle(context, trace, timed, find_saturation, requests > 0)
     with options.ending_in_a_sentence(OSError, ValueError, LoadError, StreamError):
         target = options.target(url, model, api_key_file)
         machine = describe_machine(role="load generator")
@@ -264,6 +260,15 @@ def serve(
     options.publish(report, json_file, svg, bench.plots(load, found.offered_rate, options.caption(report)))
     if found.failed:
         print(f"octavo bench: {failures(load)}{_vocabulary_hint(load, vocab)}", file=sys.stderr)
+
+
+def _refuse_idle(context: typer.Context, trace: bool, timed: bool, find_saturation: bool, counted: bool) -> None:
+    """Refuse what counts for nothing among the options of `bench serve`."""
+    options.refuse_without(context, "--find-saturation", find_saturation, "share", "clients", "saturation_seconds")
+    options.refuse_with(context, "--find-saturation", find_saturation, "rate")
+    options.refuse_with(context, "--requests", counted, "duration")
+    options.refuse_without(context, "--rate, --find-saturation or a trace", timed or trace, "duration")
+    options.refuse_without(context, "a trace", trace, "longest")
 
 
 def _vocabulary_hint(load: LoadResult, vocab: int) -> str:

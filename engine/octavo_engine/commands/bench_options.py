@@ -234,7 +234,7 @@ def ending_in_a_sentence(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        end(str(error))
+        end(str(error) or f"{type(error).__name__}.")
 
 
 def end(sentence: str) -> NoReturn:
