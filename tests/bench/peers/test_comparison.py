@@ -16,6 +16,8 @@ from octavo_engine.bench.peers.errors import PeerError
 from octavo_engine.bench.peers.ours import OwnEngine
 from octavo_engine.bench.peers.point import DECODE, PREFILL_512, Timing
 from octavo_engine.cli import app
+from tests.model.conftest import write_random_llama
+from tests.model.test_gguf import write_gguf
 
 RUNS_BEFORE_THE_FIRST_ROUND = 2
 """Everybody is warmed up at the start, and once at each point."""
@@ -63,7 +65,7 @@ class Peer:
 def compare(tmp_path, monkeypatch):
     """Run the command; return its result and the JSON it left."""
     model, file = tmp_path / "m.gguf", tmp_path / "report.json"
-    model.write_bytes(b"GGUF")
+    write_gguf(write_random_llama(tmp_path / "hf"), model)
 
     def run(own, *peers, more=("--perplexity-windows", "0")):
         points = frozenset({DECODE.name, PREFILL_512.name})
