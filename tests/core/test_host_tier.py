@@ -15,6 +15,10 @@ def digest(n: int) -> bytes:
     return n.to_bytes(16, "big")
 
 
+def turn(n: int) -> tuple[int, float, int]:
+    return 0, float(n), n
+
+
 def saved(tier: HostTier, *numbers: int) -> list[int]:
     return [tier.save(digest(n)) for n in numbers]
 
@@ -62,24 +66,39 @@ def test_what_is_held_is_not_overwritten():
 def test_what_a_waiting_sequence_will_ask_for_outlasts_the_rest():
     tier = HostTier(2)
     saved(tier, 1, 2)
-    tier.expect([digest(1), digest(9)])
+    tier.expect([digest(1), digest(9)], turn(5))
     assert saved(tier, 3, 4) == [1, 1]
     assert findable(tier, 1, 2, 3, 4) == [1, 4]
     assert saved(tier, 9) == [1]
     assert saved(tier, 5) == [NOWHERE], "nobody waits for it"
-    tier.expect_no_more([digest(1), digest(9)])
+    tier.expect_no_more([digest(1), digest(9)], turn(5))
     assert saved(tier, 6) == [0]
     tier.check()
 
 
+def test_what_is_asked_for_last_is_given_up_for_what_is_asked_for_sooner():
+    tier = HostTier(2)
+    for n in (1, 2, 3, 4):
+        tier.expect([digest(n)], turn(n))
+    assert saved(tier, 2, 3) == [0, 1]
+    assert saved(tier, 4) == [NOWHERE]
+    assert saved(tier, 1) == [1]
+    assert findable(tier, 1, 2, 3, 4) == [1, 2]
+    # The first one's turn has come; somebody else will ask for it, later than for all others.
+    tier.expect([digest(1)], turn(9))
+    tier.expect_no_more([digest(1)], turn(1))
+    assert saved(tier, 3) == [1]
+    assert findable(tier, 1, 2, 3, 4) == [2, 3]
+
+
 def test_several_may_wait_for_the_same():
     tier = HostTier(1)
-    tier.expect([digest(1)])
-    tier.expect([digest(1)])
+    tier.expect([digest(1)], turn(1))
+    tier.expect([digest(1)], turn(2))
     saved(tier, 1)
-    tier.expect_no_more([digest(1)])
+    tier.expect_no_more([digest(1)], turn(1))
     assert saved(tier, 2) == [NOWHERE]
-    tier.expect_no_more([digest(1)])
+    tier.expect_no_more([digest(1)], turn(2))
     assert saved(tier, 2) == [0]
 
 

@@ -178,16 +178,18 @@ class Harness:
         tell: Tell | None = None,
         adapt: Callable[[Engine], Engine] | None = None,
         score: bool = False,
+        clients: int = 0,
         **changes: Any,
     ) -> RunResult:
         """Run the items on an empty cache, greedily, each to its full output.
 
-        `adapt` may exchange the scheduler; `score` asks for the prompts' log-probabilities. Raises StartError for a
-        configuration that cannot be, BenchError if a request fails.
+        `adapt` may exchange the scheduler; `score` asks for the prompts' log-probabilities; `clients` send one request
+        after the other, with 0 all are submitted at once. Raises StartError for a configuration that cannot be,
+        BenchError if a request fails.
         """
         engine = self.build(**changes)
         _assert_fit(items, engine.scheduler.config.max_model_len)
-        return run_engine(adapt(engine) if adapt else engine, self.config, items, tell, score)
+        return run_engine(adapt(engine) if adapt else engine, self.config, items, tell, score, clients)
 
 
 def _assert_fit(items: Sequence[Item], max_model_len: int) -> None:
@@ -205,10 +207,15 @@ def _silent(stage: str, fraction: float) -> None:
 
 
 def run_engine(
-    engine: Engine, config: EngineConfig, items: Sequence[Item], tell: Tell | None = None, score: bool = False
+    engine: Engine,
+    config: EngineConfig,
+    items: Sequence[Item],
+    tell: Tell | None = None,
+    score: bool = False,
+    clients: int = 0,
 ) -> RunResult:
     """Run the items on an engine to their ends, and leave it idle. Raises BenchError."""
-    client = _Client(items, tell, score)
+    client = _Client(items, tell, score, clients)
     seen = run_loop(engine, config, client)
     return RunResult(
         seconds=client.ended - client.began,
@@ -278,14 +285,19 @@ def _assert_idle(scheduler: Lifecycle) -> None:
 
 
 class _Client:
-    """`Endpoint` that is its own API process: all submissions in the first poll, `Shutdown` once everybody ended."""
+    """`Endpoint` that is its own API process: submissions as clients come free, `Shutdown` once everybody ended.
 
-    def __init__(self, items: Sequence[Item], tell: Tell | None, score: bool) -> None:
+    With `clients` 0 all submissions are in the first poll.
+    """
+
+    def __init__(self, items: Sequence[Item], tell: Tell | None, score: bool, clients: int) -> None:
+        self._free = clients or len(items)
         self._submits: list[ToEngine] = [_submit(index, item, score) for index, item in enumerate(items)]
         self._tell = tell
         self._open = len(items)
         self._wanted = sum(item.max_tokens for item in items)
         self._given = 0
+        self._begun = False
         self.began = self.ended = time.perf_counter()
         self.first = [0.0] * len(items)
         self._last = [0.0] * len(items)
@@ -296,9 +308,11 @@ class _Client:
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         """Return what the loop has not seen yet. Never waits: the loop asks with patience only when nothing is open."""
-        if self._submits:
-            submits, self._submits = self._submits, []
-            self.began = time.perf_counter()
+        if self._submits and self._free:
+            submits, self._submits = self._submits[: self._free], self._submits[self._free :]
+            self._free -= len(submits)
+            if not self._begun:
+                self._begun, self.began = True, time.perf_counter()
             return submits
         return [] if self._open else [Shutdown()]
 
@@ -324,6 +338,7 @@ class _Client:
                 self._take(output.request, output.tokens, now)
             if output.finish:
                 self._open -= 1
+                self._free += 1
                 self.ended = now
         if self._tell is not None:
             self._tell(self._given, self._wanted)

@@ -6,21 +6,26 @@
 The tiers exclude each other: what was loaded is given up before anything else, so that the two together hold nearly as
 many prefixes as they have blocks. Until it is, an eviction of the same content costs nothing.
 
-The queue is a view of the future: what a waiting sequence will ask for is given up last (Belady, "A study of
-replacement algorithms for a virtual-storage computer", 1966, as far as the queue reaches), the rest in the order it
-was saved in. Which content moves where is decided here, in order; the runner moves it in that order, before the step
-computes.
+The queue is a view of the future. What a waiting sequence will ask for is given up last, and of such blocks those first
+that are asked for last (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966, as far as the
+queue reaches); the rest goes in the order it was saved in. Which content moves where is decided here, in order; the
+runner moves it in that order, before the step computes.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import heapq
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 NOWHERE = -1
 
-_Places = OrderedDict[bytes, int]
-"""Digest -> place, the first to be given up first."""
+Turn = tuple[int, float, int]
+"""A waiting sequence's place in the queue (priority, arrival, id): the smaller, the sooner."""
+
+_MIN_STALE: Final = 64
 
 
 class HostTier:
@@ -34,11 +39,14 @@ class HostTier:
         self.saved_blocks = 0
         self.loaded_blocks = 0
         self._empty = list(range(num_places - 1, -1, -1))
-        self._others: _Places = OrderedDict()
-        self._awaited: _Places = OrderedDict()
+        self._others: OrderedDict[bytes, int] = OrderedDict()
+        """Nobody waits for these; the first is given up first."""
+        self._awaited: dict[bytes, int] = {}
         self._held: dict[bytes, int] = {}
-        self._waiting: Counter[bytes] = Counter()
-        """How many waiting sequences will ask for each."""
+        self._turns: dict[bytes, list[Turn]] = {}
+        """Who waits for a block, wherever it is, the first to come first."""
+        self._furthest: list[tuple[Turn, bytes]] = []
+        """A heap of the awaited by their first turn, negated; entries that are true no more stay until they are met."""
 
     @property
     def num_used(self) -> int:
@@ -53,64 +61,94 @@ class HostTier:
         return NOWHERE
 
     def save(self, digest: bytes) -> int:
-        """Return the place to write an evicted block to; NOWHERE if it is there, or if no place may be given up."""
-        places = self._list_of(digest)
+        """Return the place to write an evicted block to; NOWHERE if it is there, or if what is there is worth more."""
         if self.find(digest) != NOWHERE:
-            if digest in places:
-                places.move_to_end(digest)
+            if digest in self._others:
+                self._others.move_to_end(digest)
             return NOWHERE
-        place = self._make_room(awaited=places is self._awaited)
+        place = self._make_room(digest)
         if place != NOWHERE:
-            places[digest] = place
+            self._put(digest, place)
             self.saved_blocks += 1
         return place
 
     def hold(self, digests: Sequence[bytes]) -> list[int]:
         """Return the places of blocks that are about to be loaded; nothing overwrites them before `loaded`."""
         for digest in digests:
-            self._held[digest] = self._list_of(digest).pop(digest)
+            places = self._awaited if digest in self._awaited else self._others
+            self._held[digest] = places.pop(digest)
         return [self._held[digest] for digest in digests]
 
     def loaded(self, digests: Sequence[bytes]) -> None:
-        """Let go of what `hold` held: of its kind it is the first to be given up, the last one named before others."""
+        """Let go of what `hold` held: unless awaited, it is the first to be given up, the last one named before all."""
         for digest in digests:
-            places = self._list_of(digest)
-            places[digest] = self._held.pop(digest)
-            places.move_to_end(digest, last=False)
+            self._put(digest, self._held.pop(digest))
+            if digest in self._others:
+                self._others.move_to_end(digest, last=False)
         self.loaded_blocks += len(digests)
 
-    def expect(self, digests: Iterable[bytes]) -> None:
-        """A waiting sequence will ask for these."""
+    def expect(self, digests: Iterable[bytes], turn: Turn) -> None:
+        """A sequence that waits for its `turn` will ask for these."""
         for digest in digests:
-            self._waiting[digest] += 1
+            turns = self._turns.setdefault(digest, [])
+            insort(turns, turn)
             if digest in self._others:
-                self._awaited[digest] = self._others.pop(digest)
+                self._put(digest, self._others.pop(digest))
+            elif digest in self._awaited and turns[0] == turn:
+                self._rank(digest)
 
-    def expect_no_more(self, digests: Iterable[bytes]) -> None:
-        """The sequence that was to ask for these does not wait any more."""
+    def expect_no_more(self, digests: Iterable[bytes], turn: Turn) -> None:
+        """The sequence that waited for its `turn` does not wait any more."""
         for digest in digests:
-            self._waiting[digest] -= 1
-            if not self._waiting[digest]:
-                del self._waiting[digest]
+            turns = self._turns[digest]
+            first = turns[0]
+            turns.remove(turn)
+            if not turns:
+                del self._turns[digest]
                 if digest in self._awaited:
                     self._others[digest] = self._awaited.pop(digest)
+            elif turns[0] != first and digest in self._awaited:
+                self._rank(digest)
 
     def check(self) -> None:
         """Raise AssertionError unless every place has one use, and nobody is expected or held."""
         used = [*self._others.values(), *self._awaited.values(), *self._held.values(), *self._empty]
         assert sorted(used) == list(range(self.num_places)), "a place is lost or used twice"
         assert not self._held, f"{len(self._held)} places are still held"
-        assert not self._waiting, f"{len(self._waiting)} blocks are expected by nobody"
+        assert not self._turns, f"{len(self._turns)} blocks are expected by nobody"
         assert not self._awaited, f"{len(self._awaited)} blocks are kept for nobody"
 
-    def _list_of(self, digest: bytes) -> _Places:
-        return self._awaited if digest in self._waiting else self._others
+    def _put(self, digest: bytes, place: int) -> None:
+        if digest in self._turns:
+            self._awaited[digest] = place
+            self._rank(digest)
+        else:
+            self._others[digest] = place
 
-    def _make_room(self, awaited: bool) -> int:
-        """Return a place to overwrite. What nobody waits for never takes the place of what somebody does."""
+    def _rank(self, digest: bytes) -> None:
+        heapq.heappush(self._furthest, (_negated(self._turns[digest][0]), digest))
+        if len(self._furthest) > 2 * len(self._awaited) + _MIN_STALE:
+            self._furthest = [(_negated(self._turns[one][0]), one) for one in self._awaited]
+            heapq.heapify(self._furthest)
+
+    def _make_room(self, digest: bytes) -> int:
+        """Return a place for `digest`: what is asked for sooner, or at all, never goes for what is not."""
         if self._empty:
             return self._empty.pop()
-        for places in (self._others, self._awaited) if awaited else (self._others,):
-            if places:
-                return places.popitem(last=False)[1]
+        if self._others:
+            return self._others.popitem(last=False)[1]
+        turns = self._turns.get(digest)
+        while turns and self._furthest:
+            rank, victim = self._furthest[0]
+            if victim in self._awaited and rank == _negated(self._turns[victim][0]):
+                return self._give_up(victim) if turns[0] < self._turns[victim][0] else NOWHERE
+            heapq.heappop(self._furthest)
         return NOWHERE
+
+    def _give_up(self, digest: bytes) -> int:
+        heapq.heappop(self._furthest)
+        return self._awaited.pop(digest)
+
+
+def _negated(turn: Turn) -> Turn:
+    return -turn[0], -turn[1], -turn[2]

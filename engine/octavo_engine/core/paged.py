@@ -75,13 +75,13 @@ class PagedAllocator:
         if self.tiers and self._may_read(sequence):
             sequence.num_expected = len(sequence.digests)
             for tier in self.tiers:
-                tier.expect(sequence.digests)
+                tier.expect(sequence.digests, sequence.key)
 
     def expect_no_more(self, sequence: Sequence) -> None:
         """See `Allocator`."""
         expected, sequence.num_expected = sequence.digests[: sequence.num_expected], 0
         for tier in self.tiers:
-            tier.expect_no_more(expected)
+            tier.expect_no_more(expected, sequence.key)
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """See `Allocator`."""
