@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +16,9 @@ import httpx
 import pytest
 
 from octavo_engine import contract
+from octavo_engine.ipc.launch import spawn_engine
 from octavo_engine.server.drain_log import DrainLog
+from octavo_engine.server.tokenize_pool import Lane
 from tests.server.launch import Server, finish_reasons, serving, wait_until
 from tests.server.test_engine_death import open_stream
 
@@ -125,6 +129,46 @@ def test_b34_a_server_that_is_still_loading_leaves_too(tmp_path: Path) -> None:
         assert server.status("/ready") == 503
         server.process.terminate()
         assert server.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_b34_a_signal_to_the_whole_group_ends_it_as_one_to_the_server_does(
+    tmp_path: Path, number: signal.Signals, loaded: bool
+) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "0", ready=loaded, group=True) as server:
+        wait_until(server.tokenisers, 20, "a tokenising process")
+        if loaded:
+            into: list[Any] = []
+            thread = open_stream(server, into, body(200))
+            wait_until(lambda: into, 10, "the stream began")
+        os.killpg(server.process.pid, number)
+        assert server.process.wait(20) == 0
+        if loaded:
+            thread.join(10)
+            assert into[-1] == "[DONE]"
+        log = server.text_log()
+        assert "Drained: no request is open.\n" in log
+        assert not any(word in log for word in ("ERROR", "WARNING", "Traceback", "cannot")), log
+
+
+def test_b34_a_child_that_has_just_been_started_leaves_signals_to_the_server() -> None:
+    with spawn_engine() as engine:
+        engine.terminate()
+        engine.send_signal(signal.SIGINT)
+        engine.communicate(timeout=60)  # no configuration: the server has gone
+        assert engine.returncode == 0
+
+    async def start() -> None:
+        lane = Lane("scripted://", 0)
+        starting = asyncio.create_task(lane.start())
+        pid = await asyncio.to_thread(wait_until, lambda: lane.pid, 20, "a process")
+        os.kill(pid, signal.SIGTERM)
+        await starting
+        await lane.stop()
+
+    asyncio.run(start())
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "what started them takes signals again"
 
 
 def test_b34_an_idle_server_leaves_after_the_propagation(tmp_path: Path) -> None:

@@ -182,7 +182,14 @@ class ApiProcess:
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
-                await working
+                try:
+                    await working
+                except StartError as error:
+                    if not self._lifecycle.draining:
+                        raise
+                    # A program that was at work for the start, such as pip, may have been told to end, too.
+                    log.info("Told to end while starting: %s", error)
+                    return await self._leave(client, drained=True)
             if client.failure is not None and not client.was_ready:
                 raise StartError(client.failure)
             return await self._leave(client, drained=ending.done())

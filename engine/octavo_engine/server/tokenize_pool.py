@@ -14,6 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from typing import Final
 
+from octavo_engine.ipc import signals
 from octavo_engine.server import frames
 from octavo_engine.server.errors import ApiError, queue_full, unavailable
 from octavo_engine.server.exchange import SMALL_BODY
@@ -85,10 +86,11 @@ class Lane:
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded. Raises TokenizerUnavailable."""
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "octavo_engine.server.tokenize_worker", self._source, str(self._nice),
-            stdin=PIPE, stdout=PIPE,
-        )  # fmt: skip
+        with signals.held_back():
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "octavo_engine.server.tokenize_worker", self._source, str(self._nice),
+                stdin=PIPE, stdout=PIPE,
+            )  # fmt: skip
         hello = frames.read_hello(await _read_frame(process))
         if hello.error:
             await self.stop()
