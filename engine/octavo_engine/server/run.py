@@ -233,7 +233,7 @@ class ApiProcess:
             await asyncio.gather(running, getting_ready, return_exceptions=True)
 
     async def _get_ready(self, model: str, vocabulary: Path, client: EngineClient, url: str) -> None:
-        self._pool = pool = TokenizePool(model)
+        self._pool = pool = TokenizePool(model, self._settings.health_timeout)
         try:
             self._state.text_model, _ = await asyncio.gather(
                 in_thread(lambda: _load_text_model(model, vocabulary)), pool.start()

@@ -58,7 +58,8 @@ def serve(source: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
             frame = _read(incoming, head_size), _read(incoming, body_size)
         except EOFError:
             return
-        outgoing.write(frames.result_frame(_answer(frame, text_model, grammars)))
+        result = _answer(frame, text_model, grammars) if head_size else frames.Hello()
+        outgoing.write(frames.result_frame(result))
         outgoing.flush()
 
 
