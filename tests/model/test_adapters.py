@@ -30,6 +30,12 @@ PROMPT = list(range(3, 90))
         (("up_proj",), {"lora_alpha": 2}, {"": 0.5}),
         (("k_proj", "gate_proj", "down_proj"), {"use_rslora": True}, {"": 4.0}),
         (MODULES, {"alpha_pattern": {"q_proj": 4, "mlp.gate_proj": 16}}, {"q_proj": 1.0, "gate_proj": 4.0, "": 2.0}),
+        (MODULES, {"alpha_pattern": {"q_proj": 0, "gate_proj": -8}}, {"q_proj": 0.0, "gate_proj": -2.0, "": 2.0}),
+        (
+            ("q_proj", "down_proj"),
+            {"r": 7, "rank_pattern": {r"layers\.\d+\.self_attn\.q_proj": 4, "down_proj": 4}},
+            {"": 2.0},
+        ),
     ],
 )
 def test_a_model_with_an_adapter_computes_what_the_merged_one_does(
@@ -141,10 +147,24 @@ def test_what_an_adapter_says_is_read(tmp_path: Path) -> None:
     ("config", "sentence"),
     [
         ({"peft_type": "IA3"}, "is of the kind IA3, not LORA"),
-        ({"use_dora": True}, "DoRA"),
-        ({"bias": "all"}, "trains biases"),
+        ({"use_dora": True}, r"DoRA.*use_dora"),
+        ({"bias": "all"}, r"trains biases \(bias: all\)"),
+        ({"lora_bias": True}, r"trains biases \(lora_bias\)"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"fan_in_fan_out": True}, "transposed"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
+        ({"fan_in_fan_out": True}, r"transposed.*fan_in_fan_out"),
+        ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"use_bdlora": {}}, "use_bdlora"),
+        ({"arrow_config": {"top_k": 3}}, "arrow_config"),
+        ({"kasa_config": {}}, "kasa_config"),
+        ({"monteclora_config": {}}, "monteclora_config"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights: pissa_niter_16"),
+        ({"init_lora_weights": "olora"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": {}}, "init_lora_weights"),
+        ({"use_the_next_thing": 0.5}, "'use_the_next_thing', which is not known here"),
     ],
 )
 def test_adapters_that_would_be_computed_wrongly_are_refused(
@@ -153,6 +173,109 @@ def test_adapters_that_would_be_computed_wrongly_are_refused(
     folder = write_random_llama(tmp_path / "model")
     adapter = write_adapter(tmp_path / "adapter", folder, **config)
     with pytest.raises(UnsupportedModelError, match=sentence):
+        open_adapter(adapter, open_checkpoint(folder).spec)
+
+
+def test_what_peft_writes_of_a_plain_adapter_is_read(tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    spec = open_checkpoint(folder).spec
+    plain = {
+        **{"alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None},
+        **{"base_model_name_or_path": "m", "corda_config": None, "ensure_weight_tying": False, "eva_config": None},
+        **{"exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True},
+        **{"kasa_config": None, "layer_replication": None, "layers_pattern": None, "layers_to_transform": None},
+        **{"loftq_config": {}, "lora_bias": False, "lora_dropout": 0.05, "lora_ga_config": None},
+        **{"megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": None},
+        **{"monteclora_config": None, "peft_version": "0.21.2", "qalora_group_size": 16, "rank_pattern": {}},
+        **{"revision": None, "target_parameters": None, "task_type": "CAUSAL_LM", "trainable_token_indices": None},
+        **{"use_bdlora": None, "use_dora": False, "use_qalora": False, "use_rslora": False, "velora_config": None},
+    }
+    assert len(open_adapter(write_adapter(tmp_path / "a", folder, **plain), spec).parts) == 2 * len(MODULES)
+    trained_otherwise = {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}, "unknown_and_unused": None}
+    assert open_adapter(write_adapter(tmp_path / "b", folder, **plain | trained_otherwise), spec).parts
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": r".*self_attn\.[qv]_proj"},
+        {"target_modules": ["self_attn.q_proj", "v_proj", "a_module_of_others"]},
+        {
+            "target_modules": list(MODULES),
+            "exclude_modules": ["k_proj", "o_proj", "mlp.gate_proj", "up_proj", "down_proj"],
+        },
+        {"target_modules": "all-linear", "exclude_modules": r".*(mlp|[ko]_proj).*"},
+        {"layers_to_transform": [0, 1], "layers_pattern": "layers"},
+        {"layers_to_transform": []},
+        {"target_modules": None},
+    ],
+)
+def test_modules_are_chosen_as_peft_does(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", folder, modules=("q_proj", "v_proj"), **config)
+    assert len(open_adapter(adapter, open_checkpoint(folder).spec).parts) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"target_modules": ["up_proj"]}, r"leaves out 'model.layers.0.self_attn.q_proj' .*target_modules"),
+        ({"target_modules": "q_proj"}, "leaves out 'model.layers.0.self_attn.q_proj'"),
+        ({"exclude_modules": ["v_proj"]}, "leaves out 'model.layers.0.self_attn.v_proj'"),
+        ({"layers_to_transform": 0}, "leaves out 'model.layers.1.self_attn.q_proj'"),
+        ({"layers_to_transform": [0, 1], "layers_pattern": ["h"]}, "leaves out"),
+        ({"target_modules": ["q_proj", "k_proj", "v_proj"]}, "names 'model.layers.0.self_attn.k_proj' .* no factors"),
+        ({"r": 16}, r"'model.layers.0.self_attn.q_proj' has rank 16, and its factors have 4"),
+        ({"rank_pattern": {"v_proj": 8}}, r"'model.layers.0.self_attn.v_proj' has rank 8, and its factors have 4"),
+        ({"r": 0}, r"adapter_config.json is not as PEFT saves it .*>= 1 - at `\$\.r`"),
+        ({"r": "4"}, r"got `str` - at `\$\.r`"),
+        ({"r": True}, r"got `bool` - at `\$\.r`"),
+        ({"lora_alpha": None}, r"got `null` - at `\$\.lora_alpha`"),
+        ({"lora_alpha": "8"}, r"got `str` - at `\$\.lora_alpha`"),
+        ({"lora_alpha": math.nan}, r"an alpha of nan \('lora_alpha'\)"),
+        ({"lora_alpha": math.inf}, "an alpha of inf"),
+        ({"lora_alpha": 10**400}, "is not as PEFT saves it"),
+        ({"lora_alpha": 1e39}, "not finite, or become so when multiplied"),
+        ({"alpha_pattern": {"q_proj": -math.inf}}, r"an alpha of -inf \('q_proj'\)"),
+        ({"alpha_pattern": [1]}, r"at `\$\.alpha_pattern`"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "is not as PEFT saves it .*unterminated"),
+        ({"use_rslora": "yes"}, r"at `\$\.use_rslora`"),
+        ({"target_modules": "(q_proj"}, "is not as PEFT saves it"),
+        ({"layers_to_transform": 0, "layers_pattern": "("}, "is not as PEFT saves it"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_weights_or_itself_is_one_sentence(
+    config: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", folder, modules=("q_proj", "v_proj"), **config)
+    with pytest.raises(UnsupportedModelError, match=sentence) as refused:
+        open_adapter(adapter, open_checkpoint(folder).spec)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "{nope", "[]", "3", "[" * 100_000, '{"peft_type": "LORA"}'])
+def test_a_configuration_that_is_none_is_one_sentence(text: str, tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", folder)
+    (adapter / "adapter_config.json").write_text(text)
+    with pytest.raises(UnsupportedModelError, match=r"adapter_config.json is not .*; save the adapter again\.$"):
+        open_adapter(adapter, open_checkpoint(folder).spec)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused(kind: str, value: float, tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", folder, modules=("up_proj",))
+    weights = adapter / "adapter_model.safetensors"
+    stored = load_file(weights)
+    stored["base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"][3, 2] = value
+    if kind == "BF16":
+        write_bf16(weights, stored)
+    else:
+        save_file({name: values.astype({"F32": "f4", "F16": "f2"}[kind]) for name, values in stored.items()}, weights)
+    with pytest.raises(UnsupportedModelError, match=r"weights of 'model.layers.1.mlp.up_proj' that are not finite"):
         open_adapter(adapter, open_checkpoint(folder).spec)
 
 

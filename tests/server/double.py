@@ -217,6 +217,7 @@ class _InProcessJobs:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
+        self.answers = True
 
     async def run(self, job: Job) -> Prepared | Answer:
         result = prepare(job, self._model)

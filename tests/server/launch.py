@@ -97,13 +97,13 @@ class Server:
         return self._child("octavo_engine.worker")
 
     def tokenisers(self) -> list[psutil.Process]:
-        return [child for child in self._children() if "octavo_engine.server.tokenize_worker" in child.cmdline()]
+        return [child for child in self.children() if "octavo_engine.server.tokenize_worker" in child.cmdline()]
 
-    def _children(self) -> list[psutil.Process]:
+    def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def _child(self, module: str) -> psutil.Process:
-        return next(child for child in self._children() if module in child.cmdline())
+        return next(child for child in self.children() if module in child.cmdline())
 
     def text_log(self) -> str:
         return self.log.read_text()
@@ -117,8 +117,9 @@ def serving(
     ready: bool = True,
     environment: Mapping[str, str] | None = None,
     name: str = "scripted",
+    group: bool = False,
 ) -> Iterator[Server]:
-    """Run `octavo serve URI FLAGS`; end it, and all it started, on the way out."""
+    """Run `octavo serve URI FLAGS`, in a process group of its own if so; end it, and all it started, on the way out."""
     port, admin_port = free_port(), free_port()
     log = folder / f"serve-{port}.log"
     command = [
@@ -126,7 +127,9 @@ def serving(
         *("--admin-port", str(admin_port), "--served-model-name", name, *flags),
     ]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=_environment(environment))
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=_environment(environment), start_new_session=group
+        )
     server = Server(process, port, admin_port, log)
     try:
         if ready:

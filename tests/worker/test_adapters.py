@@ -1,10 +1,13 @@
 """Adapters in the engine's loop: loaded beside it, kept apart in the cache, let go when nobody uses them."""
 
+import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from octavo_engine.ipc.messages import AdapterFailed, AdapterLoaded, AdapterUnloaded
+from octavo_engine.worker.adapters import AdapterTable
 from octavo_engine.worker.backends.scripted import build_scripted
 from tests.model.adapters import write_adapter
 from tests.worker import harness
@@ -105,3 +108,32 @@ def test_what_cannot_be_loaded_is_said_and_harms_nobody(executable, tmp_path):
         client.wait_finished((1, 0))
         assert client.finish[1, 0] == "error"
         assert len(texts(client, (2, -1))[0]) == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/a/b"),
+            r"/a/b: Permission denied\); see that the engine may read it",
+        ),
+        (OSError("cut off"), "cut off"),
+        (MemoryError(), "no memory left"),
+        (KeyError("shape"), r"\(KeyError: 'shape'\); save it again"),
+    ],
+)
+def test_whoever_asks_is_told_why_and_not_where_to_look(error, sentence, tmp_path):
+    woken = threading.Event()
+
+    def fail(_folder):
+        raise error
+
+    table = AdapterTable(fail, woken.set)
+    table.load(4, tmp_path)
+    assert woken.wait(20)
+    (opened,) = table.opened()
+    assert opened.slot == 4
+    assert re.search(sentence, opened.error)
+    assert str(tmp_path) in opened.error
+    assert "log" not in opened.error.removeprefix(f"The adapter in {tmp_path}")
+    table.close()

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from octavo_engine.ipc import signals
 from octavo_engine.ipc.config import EngineConfig
 
 ENGINE_MODULE: Final = "octavo_engine.worker"
@@ -25,7 +26,8 @@ def spawn_engine() -> subprocess.Popen[bytes]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("Start the engine from the main thread: it dies with the thread that started it.")
     # -P: the working folder is no place to import from.
-    return subprocess.Popen([sys.executable, "-P", "-m", ENGINE_MODULE], stdin=subprocess.PIPE, close_fds=True)
+    with signals.held_back():
+        return subprocess.Popen([sys.executable, "-P", "-m", ENGINE_MODULE], stdin=subprocess.PIPE, close_fds=True)
 
 
 def configure_engine(process: subprocess.Popen[bytes], config: EngineConfig) -> None:

@@ -153,6 +153,9 @@ def _add_probes(application: FastAPI, state: ServerState) -> None:
             state.client.check_ready()
         except ApiError as error:
             return error_response(error)
+        if state.jobs is not None:
+            sentence = "The tokenizer does not answer; it is started again."
+            return error_response(ApiError(503, sentence, UNAVAILABLE, code="tokenizer_silent"))
         return error_response(ApiError(503, "The tokenizer is still loading.", UNAVAILABLE, code="loading"))
 
     @application.get(contract.PATH_METRICS)

@@ -15,6 +15,10 @@ from octavo_engine.server.jobs import Job, JobResult, Limits, Route
 LENGTHS: Final = struct.Struct("<II")
 
 
+PING: Final = LENGTHS.pack(0, 0)
+"""Asks for a `Hello`: a job without a head."""
+
+
 class JobHead(msgspec.Struct, frozen=True):
     """A Job without its body."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CPU_SECONDS: Final = 2
 WALL_SECONDS: Final = 10.0
 """Generous because the engine's threads go first on a busy machine."""
+_LOOK_SECONDS: Final = 0.05
 MEMORY_BYTES: Final = 128 * 1024 * 1024
 STACK_BYTES: Final = 4 * 1024 * 1024
 """Less than a thread of the engine has, so that no depth that passes here overflows there."""
@@ -137,8 +138,10 @@ def _read(reader: int, deadline: float) -> bytes:
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     while True:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return b""
+        # In small pieces: this process is watched, and what only waits looks as if it were stuck.
+        while not poll.poll(_LOOK_SECONDS * 1000):
+            if time.monotonic() > deadline:
+                return b""
         piece = os.read(reader, 1 << 16)
         if not piece:
             return b"".join(pieces)

@@ -182,7 +182,14 @@ class ApiProcess:
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
-                await working
+                try:
+                    await working
+                except StartError as error:
+                    if not self._lifecycle.draining:
+                        raise
+                    # A program that was at work for the start, such as pip, may have been told to end, too.
+                    log.info("Told to end while starting: %s", error)
+                    return await self._leave(client, drained=True)
             if client.failure is not None and not client.was_ready:
                 raise StartError(client.failure)
             return await self._leave(client, drained=ending.done())
@@ -226,7 +233,7 @@ class ApiProcess:
             await asyncio.gather(running, getting_ready, return_exceptions=True)
 
     async def _get_ready(self, model: str, vocabulary: Path, client: EngineClient, url: str) -> None:
-        self._pool = pool = TokenizePool(model)
+        self._pool = pool = TokenizePool(model, self._settings.health_timeout)
         try:
             self._state.text_model, _ = await asyncio.gather(
                 in_thread(lambda: _load_text_model(model, vocabulary)), pool.start()

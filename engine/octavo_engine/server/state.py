@@ -21,6 +21,11 @@ from octavo_engine.server.tokenizer import TextModel
 class JobRunner(Protocol):
     """Reads request bodies (`TokenizePool`)."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether a job would be done now."""
+        ...
+
     async def run(self, job: Job) -> Prepared | Answer:
         """Do one job. Raises ApiError."""
         ...
@@ -43,7 +48,7 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether a request sent now would be worked on."""
-        return self.client.ready and self.jobs is not None and not self.lifecycle.draining
+        return self.client.ready and self.jobs is not None and self.jobs.answers and not self.lifecycle.draining
 
     def check_accepts(self) -> None:
         """Raise the ApiError (503, nothing began) of a process that takes no requests now."""

@@ -12,6 +12,7 @@ import signal
 import sys
 from typing import BinaryIO, Final
 
+from octavo_engine.ipc.signals import leave_to_parent
 from octavo_engine.server import frames
 from octavo_engine.server.errors import SERVER
 from octavo_engine.server.grammar_check import GrammarChecker
@@ -57,14 +58,15 @@ def serve(source: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
             frame = _read(incoming, head_size), _read(incoming, body_size)
         except EOFError:
             return
-        outgoing.write(frames.result_frame(_answer(frame, text_model, grammars)))
+        result = _answer(frame, text_model, grammars) if head_size else frames.Hello()
+        outgoing.write(frames.result_frame(result))
         outgoing.flush()
 
 
 def main() -> None:
-    """Set the process up: it dies with its parent, leaves Ctrl-C to it, and yields to the engine."""
+    """Set the process up: it dies with its parent, leaves its signals to it, and yields to the engine."""
     source, nice = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(int(nice))
     # What anybody prints goes to standard error: standard output carries frames.

@@ -100,10 +100,19 @@ class AdapterTable:
     def _read(self, slot: int, folder: Path) -> None:
         try:
             opened = Opened(slot, self._open(folder))
-        except (UnsupportedModelError, OSError) as error:
+        except UnsupportedModelError as error:
             opened = Opened(slot, error=str(error))
-        except Exception:
+        except OSError as error:
+            why = f"{error.filename or folder}: {error.strerror or error}"
+            opened = Opened(
+                slot, error=f"The adapter in {folder} cannot be read ({why}); see that the engine may read it."
+            )
+        except MemoryError:
+            opened = Opened(slot, error=f"There is no memory left for the adapter in {folder}; unload another first.")
+        except Exception as error:
+            # Whoever asked need not have the log: what it says at length is said there in short.
             logger.exception("The adapter in %s cannot be read", folder)
-            opened = Opened(slot, error=f"The adapter in {folder} cannot be read; the engine's log says why.")
+            why = f"{type(error).__name__}: {error}"
+            opened = Opened(slot, error=f"The adapter in {folder} cannot be read ({why}); save it again with PEFT.")
         self._opened.put(opened)
         self._wake()

@@ -1,4 +1,4 @@
-"""The engine's place in the process tree: it dies with its parent, and its signals are the parent's business."""
+"""The engine's place in the process tree: it dies with its parent."""
 
 from __future__ import annotations
 
@@ -21,9 +21,3 @@ def die_with_parent(parent: int) -> None:
         raise OSError(number, os.strerror(number))
     if os.getppid() != parent:
         raise SystemExit(1)
-
-
-def leave_signals_to_parent() -> None:
-    """Ignore SIGTERM and SIGINT: a process group gets them as a whole, and the API process drains first."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -54,7 +54,8 @@ def _join(parts: Sequence[tuple[AdapterPart, Columns]], columns: int) -> Lora | 
     """Join the adapters of projections that are one product: their ranks side by side, each in its own columns."""
     if not parts:
         return None
-    scale = parts[0][0].scale
+    # The greatest, so that none has to be multiplied by more than one: an alpha may be 0.
+    scale = max((part.scale for part, _ in parts), key=abs)
     same = all(part.scale == scale for part, _ in parts)
     bf16 = same and all(factor.kind == "BF16" for part, _ in parts for factor in (part.a, part.b))
     a: NDArray[Any] = np.concatenate([part.a.planes[0] if bf16 else part.a.dequantize() for part, _ in parts])

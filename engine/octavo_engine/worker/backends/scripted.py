@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.model.adapter import CONFIG, WEIGHTS
+from octavo_engine.model.adapter import WEIGHTS
+from octavo_engine.model.adapter_config import CONFIG
 from octavo_engine.model.digest import model_digest
 from octavo_engine.model.spec import UnsupportedModelError
 from octavo_engine.worker.backends.scripted_uri import EOS_TOKEN, ScriptedOptions, parse_scripted_uri
