@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 from octavo_engine.ipc.scores import TokenScore, read_scores
 from octavo_engine.server.errors import engine_failed, invalid
@@ -60,14 +61,16 @@ class TextChoice:
     def echo(self, prompt_ids: Sequence[int], scores: Sequence[TokenScore] = ()) -> str:
         """Begin with the prompt's own text, for which nobody watches; the choice has been made without `prompt_ids`.
 
-        `scores`: of the tokens from the second on, if they are told.
+        `scores`: of the tokens from the second on, as far as there are any: they need not be told, and a request that
+        failed has none.
         """
         texts = [self._detokenizer.push((token,)) for token in prompt_ids]
         if self._text_model.strips_leading_space:
             first = next((place for place, text in enumerate(texts) if text), 0)
             texts[first] = texts[first].removeprefix(" ")
         if self._places is not None:
-            for token, score, text in zip(prompt_ids, (None, *scores), texts, strict=True):
+            known = chain((None,), scores, repeat(None))
+            for token, score, text in zip(prompt_ids, known, texts, strict=False):
                 self._places.add(token, score, text)
         return self._send("".join(texts))
 
