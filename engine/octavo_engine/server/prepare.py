@@ -81,14 +81,12 @@ def _generation(
     longest = max(map(len, prompts))
     if max_tokens is None:
         max_tokens = limits.max_model_len - longest
+    grammar = _grammar(values, tool_use, text_model, grammars)
     return Prepared(
         model=model,
         prompts=_packed(prompts),
         sampling=_sampling(
-            values,
-            limits,
-            logprobs=max(logprobs, 0 if asked.generated > asked.n else -1),
-            grammar=_grammar(values, tool_use, text_model, grammars),
+            values, limits, logprobs=max(logprobs, 0 if asked.generated > asked.n else -1), grammar=grammar
         ),
         stop=StopRule(
             max_tokens=max(1, max_tokens),
@@ -110,6 +108,7 @@ def _generation(
         only_echo=only_echo,
         tool_use=tool_use,
         adapter=model if model in limits.adapters else "",
+        constrained_by=_constrained_by(values, tool_use) if grammar else "allowed_token_ids",
         repeated=repeated(values, body) if route == "responses" else b"",
     )
 
@@ -156,6 +155,11 @@ def _grammar(values: dict[str, Any], tool_use: ToolUse | None, text_model: TextM
     if named is None:
         return ""
     return _checked(*named, grammars)
+
+
+def _constrained_by(values: dict[str, Any], tool_use: ToolUse | None) -> str:
+    named = None if tool_use is not None else the_constraint(values)
+    return "tools" if named is None else named[0] + named[1].path
 
 
 def _calls_grammar(values: dict[str, Any], use: ToolUse, text_model: TextModel, grammars: GrammarChecker) -> str:

@@ -29,10 +29,11 @@ class TextChoice:
         min_tokens: int,
         alternatives: int = -1,
         shown: tuple[str, ...] = (),
+        constrained_by: str = "",
     ) -> None:
         """Begin an empty text after `prompt_ids`. `alternatives`: of each token's score, -1 without scores.
 
-        shown: special tokens that are part of the text.
+        shown: special tokens that are part of the text. constrained_by: the field at fault if nothing can be said.
         """
         self._text_model = text_model
         self._detokenizer = text_model.detokenizer(prompt_ids, shown)
@@ -40,6 +41,7 @@ class TextChoice:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._alternatives = alternatives
+        self._constrained_by = constrained_by
         self._places = ScoredText() if alternatives >= 0 else None
         self._scored: list[Scored] = []
         self.completion_tokens = 0
@@ -95,7 +97,7 @@ class TextChoice:
                 return self._send("".join(pieces))
         if output.finish in ("error", "abort"):
             if output.unsatisfiable:
-                raise invalid(output.detail, code="unsatisfiable")
+                raise invalid(output.detail, self._constrained_by or None, "unsatisfiable")
             raise engine_failed(output.detail or "The engine ended the request.")
         if output.finish:
             pieces += self._ending(output)
