@@ -306,6 +306,39 @@ def test_a_response_s_own_reasoning_and_text_may_be_sent_back(server: Server) ->
     assert summary(told.json()) == summary(answer)
 
 
+def test_a_token_is_biased_once(server: Server) -> None:
+    error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], "logit_bias": {"65": 100, "065": -100}}))
+    assert (error["param"], error["code"]) == ("logit_bias.065", "invalid_value")
+
+
+def test_a_schema_that_is_no_json_is_not_called_a_body(server: Server) -> None:
+    error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], "structured_outputs": {"json": "nope"}}))
+    assert error["param"] == "structured_outputs.json"
+    assert "body" not in error["message"]
+
+
+def test_an_echo_alone_may_be_asked_for_by_either_limit(server: Server) -> None:
+    for limit in ("max_tokens", "max_completion_tokens"):
+        body = {"prompt": "once", limit: 0}
+        assert server.post(COMPLETIONS, {**body, "echo": True}).json()["choices"][0]["text"] == "once"
+        assert check_error(server.post(COMPLETIONS, body))["param"] == limit
+
+
+def test_tokenising_speaks_of_no_completion(server: Server) -> None:
+    error = check_error(server.post("/tokenize", {"prompt": "ab " * 100_000}))
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "completion" not in error["message"]
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("identity, br", 415), ("identity", 200)])
+def test_a_compressed_body_is_told_that_nothing_unpacks_it(server: Server, coding: str, status: int) -> None:
+    with server.client() as client:
+        answer = client.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers={"content-encoding": coding})
+    assert answer.status_code == status
+    if status == 415:
+        assert check_error(answer, 415)["code"] == "unsupported_content_encoding"
+
+
 def test_tools_are_a_matter_of_chat(server: Server) -> None:
     for name, value in {"tools": [{"type": "function"}], "tool_choice": "required"}.items():
         error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], name: value}))
@@ -449,5 +482,5 @@ def test_tokenize_and_detokenize_are_each_other_s_inverse(server: Server) -> Non
     assert tokens["count"] == len(tokens["tokens"]) == len("héllo 🦙".encode())
     assert tokens["max_model_len"] == 8192
     assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "héllo 🦙"}
-    check_error(server.post("/detokenize", {"tokens": [FIRST_PIECE]}))
+    assert check_error(server.post("/detokenize", {"tokens": [FIRST_PIECE]}))["code"] == "invalid_value"
     check_error(server.post("/tokenize", {}))

@@ -177,7 +177,8 @@ def read_schema(value: Any) -> Constraint:
             try:
                 value = parse_object(value.encode())
             except ApiError as error:
-                raise Unreadable(f"must be a JSON schema: {error.message.rstrip('.')}") from None
+                reason = error.message.removeprefix("The request body ").rstrip(".")
+                raise Unreadable(f"must be a JSON schema, but the text {reason}") from None
     if not isinstance(value, dict | bool):
         raise Unreadable("must be a JSON schema, which is an object")
     return Constraint("schema", _check_size(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))

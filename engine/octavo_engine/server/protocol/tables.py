@@ -96,6 +96,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
     for key, item in value.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise Unreadable("must have token ids as keys")
+        if int(key) in bias:
+            raise Unreadable("names a token that another key names already", f".{key}")
         try:
             bias[int(key)] = read_bias(item)
         except Unreadable as error:
@@ -237,7 +239,7 @@ _GENERATION: Final[tuple[Field, ...]] = (
     refused("return_tokens_as_token_ids", False),
     refused("logits_processors", []),
     *OF_OTHER_SERVERS,
-    ignored("user", "tenants are told apart by their keys"),
+    ignored("user", "no user is told from another; 'cache_salt' keeps prefixes apart"),
     ignored("store", "nothing is stored"),
     ignored("service_tier", "there is one tier; use priority"),
     ignored("safety_identifier", "no policy acts on it"),
@@ -280,6 +282,7 @@ COMPLETIONS: Final[Table] = table(
     honoured("prompt", _prompt),
     honoured("add_special_tokens", boolean, True),
     honoured("max_tokens", integer(0, MAX_INT32)),
+    honoured("max_completion_tokens", integer(0, MAX_INT32)),
     honoured("best_of", integer(1, contract.MAX_CHOICES)),
     honoured("logprobs", _alternatives, -1),
     honoured("prompt_logprobs", _alternatives, -1),
@@ -363,7 +366,7 @@ EMBEDDINGS: Final[Table] = table(
     refused("late_chunking", False, why=ELSEWHERE),
     refused("mm_processor_kwargs", {}),
     refused("options", {}, why=ELSEWHERE),
-    ignored("user", "tenants are told apart by their keys"),
+    ignored("user", "no user is told from another; 'cache_salt' keeps prefixes apart"),
     ignored("request_id", "the answer's id is made here"),
 )
 
