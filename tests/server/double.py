@@ -177,7 +177,7 @@ class ScriptedLink:
         first = start == 0
         cached = script.cached_tokens if first else 0
         prompt_records, records = b"", b""
-        if submit.prompt_logprobs >= 0 and choice == 0 and first:
+        if submit.prompt_logprobs >= 0 and choice == 0 and first and finish != "error":
             prompt = struct.unpack(f"<{len(submit.prompt) // 4}i", submit.prompt)
             prompt_records = b"".join([record(-i, token, submit.prompt_logprobs) for i, token in enumerate(prompt)][1:])
         if submit.sampling.logprobs >= 0:

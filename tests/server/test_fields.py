@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,125 @@ def test_what_other_servers_obey_is_not_silently_passed_over(path: str) -> None:
         "functions": [{"name": "f"}], "function_call": {"name": "f"}, "lora_request": {"lora_name": "a"},
         "adapter": "a", "kv_transfer_params": {"do_remote_decode": True}, "json_schema": {"type": "object"},
         "grammar": "root ::= [a]", "max_new_tokens": 3, "n_predict": 3, "typical_p": 0.5, "mirostat": 2,
-        "detokenize": False, "repeat_penalty": 1.3, "stop_sequences": ["x"],
+        "detokenize": False, "repeat_penalty": 1.3, "stop_sequences": ["x"], "no_stop_trim": True,
+        "custom_logit_processor": "x", "bad_words_ids": [[1]], "banned_strings": ["x"], "suppress_tokens": [1],
+        "min_length": 3, "random_seed": 1, "ban_eos_token": True, "json_mode": True, "schema": {"type": "object"},
+        "negative_prompt": "x", "guidance_scale": 2, "tfs_z": 0.5, "top_a": 0.5, "xtc_probability": 0.5,
+        "dry_multiplier": 1, "mirostat_mode": 2, "stop_strings": ["x"], "enable_thinking": False,
+        "thinking": {"type": "enabled"}, "reasoning": {"effort": "high"}, "reasoning_effort": "high",
+        "safe_prompt": True, "eos_token_id": 7, "truncation": "auto", "images": ["x"], "think": True,
     }  # fmt: skip
     for name, value in asking.items():
         with pytest.raises(ApiError) as refused:
             read_fields(TABLES[path], {name: value})
         assert (refused.value.status, refused.value.param) == (400, name)
+
+
+SCHEMA = {"type": "object"}
+NESTED: dict[str, tuple[str, Any]] = {
+    "response_format.schema": (CHAT, {"type": "json_object", "schema": SCHEMA}),
+    "response_format.json_schema": (COMPLETIONS, {"type": "text", "json_schema": {"schema": SCHEMA}}),
+    "response_format.value": (CHAT, {"type": "json_object", "value": SCHEMA}),
+    "response_format.json_schema.root": (CHAT, {"type": "json_schema", "json_schema": {"schema": SCHEMA, "root": 1}}),
+    "response_format.x": (CHAT, {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "x": 1}),
+    "text.format.schema": (RESPONSES, {"format": {"type": "json_object", "schema": SCHEMA}}),
+    "text.format.json_schema": (RESPONSES, {"format": {"type": "json_schema", "schema": SCHEMA, "json_schema": {}}}),
+    "text.foo": (RESPONSES, {"foo": 1}),
+    "stream_options.foo": (COMPLETIONS, {"foo": 1}),
+    "stream_options.include_obfuscation": (CHAT, {"include_obfuscation": True}),
+    "stream_options.include_usage": (RESPONSES, {"include_usage": True}),
+    "messages[0].prefix": (CHAT, [{"role": "assistant", "content": "Pre", "prefix": True}]),
+    "messages[0].partial": (CHAT, [{"role": "assistant", "content": "Pre", "partial": True}]),
+    "messages[0].images": (CHAT, [{"role": "user", "content": "a", "images": ["aGk="]}]),
+    "input[0].prefix": (RESPONSES, [{"role": "assistant", "content": "Pre", "prefix": True}]),
+    "structured_outputs.zz": (COMPLETIONS, {"zz": 1}),
+}
+
+
+@pytest.mark.parametrize("param", NESTED)
+def test_nor_are_members_of_our_own_objects(param: str) -> None:
+    path, value = NESTED[param]
+    with pytest.raises(ApiError) as refused:
+        read_fields(TABLES[path], {re.split(r"[.\[]", param)[0]: value})
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+NULLS: list[tuple[str, str, Any]] = [
+    (RESPONSES, "reasoning", {"effort": None, "summary": None}),
+    (CHAT, "reasoning", {"effort": "none", "max_tokens": None}),
+    (CHAT, "chat_template_kwargs", {"enable_thinking": None}),
+    (CHAT, "response_format", {"type": "text", "json_schema": None, "x": None}),
+    (RESPONSES, "text", {"format": None, "verbosity": None, "x": None}),
+    (RESPONSES, "text", {"format": {"type": "text", "schema": None}}),
+    (CHAT, "stream_options", {"include_usage": None, "include_obfuscation": None, "x": None}),
+    (CHAT, "messages", [{"role": "user", "content": "a", "prefix": None, "images": None, "audio": None}]),
+    (
+        CHAT,
+        "messages",
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": None, "function": {"name": "f", "arguments": None}}],
+            }
+        ],
+    ),
+    (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": None}]),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "f", "parameters": None, "strict": None}}]),
+    (RESPONSES, "tools", [{"type": "function", "name": "f", "description": None, "async": None}]),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "value"), NULLS)
+def test_null_counts_as_absent_within_an_object_too(path: str, name: str, value: Any) -> None:
+    def without_nulls(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: without_nulls(member) for key, member in item.items() if member is not None}
+        return [without_nulls(member) for member in item] if isinstance(item, list) else item
+
+    absent = without_nulls(value)
+    assert read_fields(TABLES[path], {name: value}) == read_fields(TABLES[path], {name: absent})
+
+
+def test_a_response_s_own_reasoning_and_text_may_be_sent_back(server: Server) -> None:
+    answer = server.post(RESPONSES, BODIES[RESPONSES]).json()
+    again = {name: answer[name] for name in answer if name in TABLES[RESPONSES]}
+    told = server.post(RESPONSES, {**BODIES[RESPONSES], **again})
+    assert told.status_code == 200, told.text
+    assert summary(told.json()) == summary(answer)
+
+
+def test_a_token_is_biased_once(server: Server) -> None:
+    error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], "logit_bias": {"65": 100, "065": -100}}))
+    assert (error["param"], error["code"]) == ("logit_bias.065", "invalid_value")
+
+
+def test_a_schema_that_is_no_json_is_not_called_a_body(server: Server) -> None:
+    error = check_error(server.post(COMPLETIONS, {**BODIES[COMPLETIONS], "structured_outputs": {"json": "nope"}}))
+    assert error["param"] == "structured_outputs.json"
+    assert "body" not in error["message"]
+
+
+def test_an_echo_alone_may_be_asked_for_by_either_limit(server: Server) -> None:
+    for limit in ("max_tokens", "max_completion_tokens"):
+        body = {"prompt": "once", limit: 0}
+        assert server.post(COMPLETIONS, {**body, "echo": True}).json()["choices"][0]["text"] == "once"
+        assert check_error(server.post(COMPLETIONS, body))["param"] == limit
+
+
+def test_tokenising_speaks_of_no_completion(server: Server) -> None:
+    error = check_error(server.post("/tokenize", {"prompt": "ab " * 100_000}))
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "completion" not in error["message"]
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("identity, br", 415), ("identity", 200)])
+def test_a_compressed_body_is_told_that_nothing_unpacks_it(server: Server, coding: str, status: int) -> None:
+    with server.client() as client:
+        answer = client.post(COMPLETIONS, json=BODIES[COMPLETIONS], headers={"content-encoding": coding})
+    assert answer.status_code == status
+    if status == 415:
+        assert check_error(answer, 415)["code"] == "unsupported_content_encoding"
 
 
 def test_tools_are_a_matter_of_chat(server: Server) -> None:
@@ -368,5 +482,5 @@ def test_tokenize_and_detokenize_are_each_other_s_inverse(server: Server) -> Non
     assert tokens["count"] == len(tokens["tokens"]) == len("héllo 🦙".encode())
     assert tokens["max_model_len"] == 8192
     assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "héllo 🦙"}
-    check_error(server.post("/detokenize", {"tokens": [FIRST_PIECE]}))
+    assert check_error(server.post("/detokenize", {"tokens": [FIRST_PIECE]}))["code"] == "invalid_value"
     check_error(server.post("/tokenize", {}))

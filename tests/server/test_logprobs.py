@@ -183,6 +183,34 @@ def test_the_best_of_several_is_answered() -> None:
     assert streamed["param"] == below["param"] == "best_of"
 
 
+@pytest.mark.parametrize("prompt", ["ab", ["ab", "cd"], [97, 98], [[97, 98], [99]]])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"prompt_logprobs": 1}, {"max_tokens": 0}])
+def test_the_best_of_several_is_answered_behind_its_prompt(prompt: Any, fields: dict[str, Any]) -> None:
+    """Whether or not scores are told, which choosing needs."""
+    with double(Script([120, 121], better_choices=True)) as server:
+        body = {"prompt": prompt, "max_tokens": 2, "best_of": 2, "echo": True, **fields}
+        answer = server.post(COMPLETIONS, body)
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    ids = prompt if isinstance(prompt, list) else [prompt]
+    texts = [text if isinstance(text, str) else bytes(text).decode() for text in ([ids] if ids == [97, 98] else ids)]
+    generated = "xy" if body["max_tokens"] else ""
+    assert [choice["text"] for choice in choices] == [text + generated for text in texts]
+    for choice in choices:
+        assert (choice["logprobs"] is None) == ("logprobs" not in fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"prompt_logprobs": 1}, {"logprobs": 1, "max_tokens": 0}])
+def test_a_failure_before_the_prompt_is_scored_is_told_as_what_it_is(fields: dict[str, Any]) -> None:
+    body = {"prompt": "ab", "max_tokens": 2, "echo": True, **fields}
+    with double(Script([97, 98], fail_after=0)) as server:
+        error = check_error(server.post(COMPLETIONS, body), 500)
+        if "prompt_logprobs" not in fields:
+            *_, last = read_stream(server, COMPLETIONS, body)
+            assert last["error"]["code"] == "engine_error"
+    assert (error["code"], "not finite" in error["message"]) == ("engine_error", True)
+
+
 def test_the_model_s_own_numbers(server: Server) -> None:
     """Scoring a text through the API gives what generating it told."""
     body = {"prompt": "once upon", "max_tokens": 12, "temperature": 0, "logprobs": 3}

@@ -87,14 +87,23 @@ TAKEN: dict[str, list[Any]] = {
     "prompt": ["", "a", [1], ["a", "b"], [[1], [2, 3]], ["a", [1]]],
     "stop": ["a", ["a", "b"], []],
     "logit_bias": [{}, {"1": 0.5, "7": -100}],
-    "stream_options": [{}, {"include_usage": True}, {"include_usage": None, "x": 1}, {"continuous_usage_stats": False}],
+    "stream_options": [
+        {},
+        {"include_usage": True},
+        {"include_usage": None, "x": None},
+        {"continuous_usage_stats": False},
+    ],
     "logprobs": [0, 20, False, True],
     "prompt_logprobs": [0, 20, False],
     "messages": [
         [{"role": "user", "content": "a"}],
         [{"role": "developer", "content": [{"type": "text", "text": "a"}], "name": "x"}],
         [
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": None, "function": {"name": "f"}}],
+            },
             {"role": "tool", "tool_call_id": "c", "content": "42"},
         ],
         [
@@ -103,7 +112,7 @@ TAKEN: dict[str, list[Any]] = {
                 "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
             }
         ],
-        [{"role": "assistant", "content": None}],
+        [{"role": "assistant", "content": None, "prefix": False, "images": [], "audio": None}],
     ],
     "tools": [
         [],
@@ -122,9 +131,9 @@ TAKEN: dict[str, list[Any]] = {
     ],
     "response_format": [
         {"type": "text"},
-        {"type": "json_object", "x": 1},
+        {"type": "json_object", "x": None},
         {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}},
-        {"type": "json_schema", "json_schema": {"schema": True, "description": None}},
+        {"type": "json_schema", "json_schema": {"schema": True, "description": None, "x": None}, "schema": None},
     ],
     "structured_outputs": [{}, {"regex": "a+"}, {"json": None, "choice": ["a"]}, {"json_object": True}, {"x": False}],
     "guided_json": [{}, True, '{"type": "object"}', "true"],
@@ -144,11 +153,15 @@ TAKEN: dict[str, list[Any]] = {
                 "role": "assistant",
                 "content": [{"type": "output_text", "text": "a", "annotations": []}],
             },
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
             {"type": "function_call_output", "call_id": "c", "output": "42"},
         ],
     ],
-    "text": [{}, {"format": {"type": "text"}}, {"format": {"type": "json_schema", "name": "n", "schema": {}}}],
+    "text": [
+        {},
+        {"format": {"type": "text", "x": None}, "x": None},
+        {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+    ],
     "include": [[], ["message.output_text.logprobs"]],
     "metadata": [{}, {"a": "b"}],
     "encoding_format": ["float", "base64"],

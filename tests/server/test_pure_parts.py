@@ -169,6 +169,20 @@ def test_keys_in_a_folder_as_a_mounted_secret_has_them(tmp_path: Path) -> None:
     assert not keys.accepts("no")
 
 
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "two words", "tab\tbed", "\ufeffmarked"])
+def test_a_key_that_no_header_carries_is_refused_and_not_quoted(tmp_path: Path, key: str) -> None:
+    (tmp_path / "keys").write_text(f"good\n{key}\n")
+    with pytest.raises(KeyFileError, match="visible ASCII") as refused:
+        KeyFile(tmp_path / "keys")
+    assert key not in str(refused.value)
+
+
+def test_a_file_in_a_folder_may_hold_several_keys(tmp_path: Path) -> None:
+    (tmp_path / "team").write_text("# ours\none\ntwo\n")
+    keys = KeyFile(tmp_path)
+    assert [keys.accepts(key) for key in ("one", "two", "one\ntwo", "# ours")] == [True, True, False, False]
+
+
 def test_a_key_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="one key a line"):
         KeyFile(tmp_path / "nowhere")

@@ -169,7 +169,7 @@ ILL_FORMED: dict[str, tuple[dict[str, Any], str]] = {
     "allowed tools": ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
     "another choice": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
     "another format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    "a chat's format": ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format.schema"),
+    "a chat's format": ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format.json_schema"),
     "a format that is text": ({"text": {"format": "json"}}, "text.format"),
     "a schema that cannot be": (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/nowhere"}}}},

@@ -15,6 +15,7 @@ from octavo_engine import contract
 from tests.server.launch import Server, finish_reasons, read_stream, serving, text_of, wait_until
 from tests.server.test_constraints import BAD, COSTLY
 from tests.server.test_refusals import check_error, live_streams, quiet_texts
+from tests.server.test_tool_calls import TOOLS
 
 COMPLETIONS = contract.PATH_COMPLETIONS
 CHAT = contract.PATH_CHAT_COMPLETIONS
@@ -185,17 +186,27 @@ def test_an_engine_that_was_started_again_knows_the_tokens_too(tmp_path: Path) -
             wait_until(lambda: server.status("/ready") == 200, 60, "ready")
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize(
-    "fields",
-    [{"guided_choice": ["yes"], "allowed_token_ids": [97]}, {"guided_regex": "[0-9]+", "allowed_token_ids": [97, 98]}],
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"guided_choice": ["yes"]}),
+        (COMPLETIONS, {"structured_outputs": {"regex": "[0-9]+"}}),
+        (COMPLETIONS, {"guided_choice": ["yes"], "echo": True, "logprobs": 1}),
+        (CHAT, {"guided_choice": ["yes"]}),
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"tools": TOOLS, "tool_choice": "required"}),
+    ],
 )
 def test_rules_that_leave_nothing_to_say_are_the_client_s_mistake(
     quiet: Server, path: str, fields: dict[str, Any]
 ) -> None:
+    """Told with the field that the other one leaves nothing of."""
+    named = next(iter(fields))
+    fields = {**fields, "allowed_token_ids": [97]}
     answer = quiet.post(path, body_of(path, **fields))
     error = check_error(answer)
     assert (error["type"], error["code"]) == ("invalid_request_error", "unsatisfiable")
+    assert error["param"].split(".")[0] == named
     assert "allowed_token_ids" in error["message"]
     *_, last = read_stream(quiet, path, body_of(path, **fields))
-    assert last["error"]["code"] == "unsatisfiable"
+    assert last["error"] == error

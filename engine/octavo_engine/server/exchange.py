@@ -38,6 +38,17 @@ def _check_content_type(header: str) -> None:
         raise invalid("The charset of the Content-Type must be utf-8.", code="unsupported_content_type")
 
 
+def _check_encoding(header: str) -> None:
+    """Raise the 415 of a body that says it is compressed: nothing here unpacks it."""
+    if any(coding.strip().lower() not in ("", "identity") for coding in header.split(",")):
+        raise ApiError(
+            415,
+            "A Content-Encoding is not supported: send the body as it is.",
+            code="unsupported_content_encoding",
+            headers={"accept-encoding": "identity"},
+        )
+
+
 class ClientGone(Exception):
     """The client has closed its connection, or takes nothing any more."""
 
@@ -156,6 +167,7 @@ class Exchange:
     async def read_body(self, budget: BodyBudget) -> tuple[bytes, Holding]:
         """Return the body and what it holds of `budget`, to be released. Raises ApiError or ClientGone."""
         _check_content_type(self.headers.get("content-type", "application/json"))
+        _check_encoding(self.headers.get("content-encoding", ""))
         declared = self.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared) > contract.MAX_BODY_BYTES:
             raise too_large()

@@ -51,6 +51,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     are how many alternatives the answer tells beside each token's log-probability, -1 for none of both. With `echo` the
     text begins with the prompt; with `only_echo` nothing is generated behind it. `tool_use`: how tool calls are read in
     the answers, if there can be any. `adapter`: the name of the LoRA adapter that was asked for, or "".
+    `constrained_by`: the field to name if nothing can follow what was asked for.
     `repeated`: what a response says of its request, a JSON object. `embedding`: the prompts are pooled and nothing is
     generated.
     """
@@ -73,6 +74,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     only_echo: bool = False
     tool_use: ToolUse | None = None
     adapter: str = ""
+    constrained_by: str = ""
     repeated: bytes = b""
     embedding: EmbeddingForm | None = None
 

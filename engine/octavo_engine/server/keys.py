@@ -20,10 +20,11 @@ class KeyFileError(ValueError):
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Return the keys in a file (one a line, `#` begins a comment) or in a folder (a mounted Secret: one a file)."""
+    """Return the keys in a file (one a line, `#` begins a comment) or in a folder (a mounted Secret)."""
     try:
         if path.is_dir():
-            lines = [file.read_text() for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
+            files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
+            lines = [line for file in files for line in file.read_text().splitlines()]
         else:
             lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -31,6 +32,11 @@ def read_keys(path: Path) -> frozenset[str]:
     keys = frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not keys:
         raise KeyFileError(f"The key file {path} holds no key; write one key a line.")
+    if not all("!" <= character <= "~" for key in keys for character in key):
+        raise KeyFileError(
+            f"The key file {path} holds a key with a space or a character that is not ASCII, which no header can "
+            "carry; write one key a line, of visible ASCII characters."
+        )
     return keys
 
 

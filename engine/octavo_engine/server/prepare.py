@@ -63,7 +63,7 @@ def _generation(
         raise invalid(f"'min_tokens' must not be greater than '{asked.max_name}'.", "min_tokens", "invalid_value")
     only_echo = max_tokens == 0
     if only_echo and not asked.echo:
-        raise invalid("'max_tokens' must be at least 1, or 0 with 'echo'.", param="max_tokens", code="invalid_value")
+        raise invalid(f"'{asked.max_name}' must be at least 1, or 0 with 'echo'.", asked.max_name, "invalid_value")
     if asked.prompt_logprobs >= 0 and values["stream"]:
         raise invalid("'prompt_logprobs' is not told in a stream.", param="prompt_logprobs", code="invalid_value")
     _check_token_ids(values, limits)
@@ -81,14 +81,12 @@ def _generation(
     longest = max(map(len, prompts))
     if max_tokens is None:
         max_tokens = limits.max_model_len - longest
+    grammar = _grammar(values, tool_use, text_model, grammars)
     return Prepared(
         model=model,
         prompts=_packed(prompts),
         sampling=_sampling(
-            values,
-            limits,
-            logprobs=max(logprobs, 0 if asked.generated > asked.n else -1),
-            grammar=_grammar(values, tool_use, text_model, grammars),
+            values, limits, logprobs=max(logprobs, 0 if asked.generated > asked.n else -1), grammar=grammar
         ),
         stop=StopRule(
             max_tokens=max(1, max_tokens),
@@ -110,6 +108,7 @@ def _generation(
         only_echo=only_echo,
         tool_use=tool_use,
         adapter=model if model in limits.adapters else "",
+        constrained_by=_constrained_by(values, tool_use) if grammar else "allowed_token_ids",
         repeated=repeated(values, body) if route == "responses" else b"",
     )
 
@@ -156,6 +155,11 @@ def _grammar(values: dict[str, Any], tool_use: ToolUse | None, text_model: TextM
     if named is None:
         return ""
     return _checked(*named, grammars)
+
+
+def _constrained_by(values: dict[str, Any], tool_use: ToolUse | None) -> str:
+    named = None if tool_use is not None else the_constraint(values)
+    return "tools" if named is None else named[0] + named[1].path
 
 
 def _calls_grammar(values: dict[str, Any], use: ToolUse, text_model: TextModel, grammars: GrammarChecker) -> str:
@@ -348,11 +352,12 @@ def _tokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answer
     limit = job.limits
     ids: Sequence[int]
     if messages is None:
-        _check_bytes(len(prompt.encode()), limit, text_model, "prompt")
+        # Bounded as what is generated from is: the tokenising processes are everybody's.
+        _check_bytes(len(prompt.encode()), limit, text_model, "prompt", room=0)
         special = values["add_special_tokens"]
         ids = _encode(prompt, special is not False, text_model)
     else:
-        _check_bytes(text_bytes(messages), limit, text_model, "messages")
+        _check_bytes(text_bytes(messages), limit, text_model, "messages", room=0)
         choices = {"tool_choice": "auto", "parallel_tool_calls": True}
         tool_use = read_tool_use({**values, **choices}, text_model.tool_template_source, limit.tool_call_parser)
         ids = _render(
@@ -376,6 +381,8 @@ def _detokenize(values: dict[str, Any], job: Job, text_model: TextModel) -> Answ
         raise invalid("'tokens' is missing.", param="tokens", code="missing_required_parameter")
     if any(token >= job.limits.vocab_size for token in tokens):
         raise invalid(
-            f"'tokens' has an id outside the vocabulary: ids go from 0 to {job.limits.vocab_size - 1}.", "tokens"
+            f"'tokens' has an id outside the vocabulary: ids go from 0 to {job.limits.vocab_size - 1}.",
+            "tokens",
+            "invalid_value",
         )
     return Answer(msgspec.json.encode(DetokenizeAnswer(text_model.decode(tokens))))

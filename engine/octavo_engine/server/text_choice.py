@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 from octavo_engine.ipc.scores import TokenScore, read_scores
 from octavo_engine.server.errors import engine_failed, invalid
@@ -28,10 +29,11 @@ class TextChoice:
         min_tokens: int,
         alternatives: int = -1,
         shown: tuple[str, ...] = (),
+        constrained_by: str = "",
     ) -> None:
         """Begin an empty text after `prompt_ids`. `alternatives`: of each token's score, -1 without scores.
 
-        shown: special tokens that are part of the text.
+        shown: special tokens that are part of the text. constrained_by: the field at fault if nothing can be said.
         """
         self._text_model = text_model
         self._detokenizer = text_model.detokenizer(prompt_ids, shown)
@@ -39,6 +41,7 @@ class TextChoice:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._alternatives = alternatives
+        self._constrained_by = constrained_by
         self._places = ScoredText() if alternatives >= 0 else None
         self._scored: list[Scored] = []
         self.completion_tokens = 0
@@ -60,14 +63,16 @@ class TextChoice:
     def echo(self, prompt_ids: Sequence[int], scores: Sequence[TokenScore] = ()) -> str:
         """Begin with the prompt's own text, for which nobody watches; the choice has been made without `prompt_ids`.
 
-        `scores`: of the tokens from the second on, if they are told.
+        `scores`: of the tokens from the second on, as far as there are any: they need not be told, and a request that
+        failed has none.
         """
         texts = [self._detokenizer.push((token,)) for token in prompt_ids]
         if self._text_model.strips_leading_space:
             first = next((place for place, text in enumerate(texts) if text), 0)
             texts[first] = texts[first].removeprefix(" ")
         if self._places is not None:
-            for token, score, text in zip(prompt_ids, (None, *scores), texts, strict=True):
+            known = chain((None,), scores, repeat(None))
+            for token, score, text in zip(prompt_ids, known, texts, strict=False):
                 self._places.add(token, score, text)
         return self._send("".join(texts))
 
@@ -92,7 +97,7 @@ class TextChoice:
                 return self._send("".join(pieces))
         if output.finish in ("error", "abort"):
             if output.unsatisfiable:
-                raise invalid(output.detail, code="unsatisfiable")
+                raise invalid(output.detail, self._constrained_by or None, "unsatisfiable")
             raise engine_failed(output.detail or "The engine ended the request.")
         if output.finish:
             pieces += self._ending(output)

@@ -35,7 +35,7 @@ class Texts:
         use = prepared.tool_use
         tags = text_model.special_among(TAGS[use.format]) if use else ()
         stop = prepared.stop_strings, prepared.include_stop, prepared.stop.min_tokens
-        rule = (*stop, prepared.sampling.logprobs, tags)
+        rule = (*stop, prepared.sampling.logprobs, tags, prepared.constrained_by)
         self._choices = [
             TextChoice(text_model, () if prepared.echo else prompt[-_CONTEXT_TOKENS:], *rule)
             for prompt in self._prompts

@@ -6,7 +6,15 @@ import json
 from typing import Any, Final, Literal, NamedTuple
 
 from octavo_engine.server.errors import ApiError, invalid
-from octavo_engine.server.protocol.fields import Schema, Unreadable, described, schema_of, string
+from octavo_engine.server.protocol.fields import (
+    NOT_ASKED,
+    Schema,
+    Unreadable,
+    check_members,
+    described,
+    schema_of,
+    string,
+)
 from octavo_engine.server.protocol.json_body import parse_object
 
 MAX_GRAMMAR_BYTES: Final = 128 * 1024
@@ -42,6 +50,7 @@ _UNNAMED_FORM: Final[Schema] = {
     "type": "object",
     "required": ["type"],
     "properties": {"type": {"enum": ["text", "json_object"]}},
+    "additionalProperties": NOT_ASKED,
 }
 _NAMED_FORM: Final[Schema] = {
     "name": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
@@ -71,8 +80,14 @@ def the_constraint(values: dict[str, Any]) -> tuple[str, Constraint] | None:
             "required": ["type", "json_schema"],
             "properties": {
                 "type": {"const": "json_schema"},
-                "json_schema": {"type": "object", "required": ["schema"], "properties": _NAMED_FORM},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["schema"],
+                    "properties": _NAMED_FORM,
+                    "additionalProperties": NOT_ASKED,
+                },
             },
+            "additionalProperties": NOT_ASKED,
         },
     ]
 )
@@ -82,6 +97,7 @@ def read_response_format(value: Any) -> Constraint | None:
         raise Unreadable("must be an object")
     if value.get("type") != "json_schema":
         return _without_schema(value, "")
+    check_members(value, ("type", "json_schema"))
     return _named_schema(value.get("json_schema"), ".json_schema")
 
 
@@ -97,15 +113,18 @@ def read_response_format(value: Any) -> Constraint | None:
                     "type": "object",
                     "required": ["type", "schema"],
                     "properties": {"type": {"const": "json_schema"}, **_NAMED_FORM},
+                    "additionalProperties": NOT_ASKED,
                 },
             ]
         },
     },
+    additionalProperties=NOT_ASKED,
 )
 def read_text(value: Any) -> Constraint | None:
     """Read `text` of /v1/responses: a format whose schema stands beside its type."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object")
+    check_members(value, ("verbosity", "format"))
     if value.get("verbosity") not in (None, "medium"):
         raise Unreadable("is not supported: leave it out", ".verbosity")
     form = value.get("format")
@@ -115,19 +134,26 @@ def read_text(value: Any) -> Constraint | None:
         raise Unreadable("must be an object", ".format")
     if form.get("type") != "json_schema":
         return _without_schema(form, ".format")
-    return _named_schema(form, ".format")
+    if form.get("json_schema") is not None:
+        raise Unreadable("is a member of chat's: put what it has beside 'type'", ".format.json_schema")
+    return _named_schema(form, ".format", beside_type=True)
 
 
 def _without_schema(value: dict[str, Any], path: str) -> Constraint | None:
     if value.get("type") not in ("text", "json_object"):
         raise Unreadable("must be 'text', 'json_object' or 'json_schema'", f"{path}.type")
+    for name in ("schema", "json_schema"):
+        if value.get(name) is not None:
+            raise Unreadable("is read with type 'json_schema' only", f"{path}.{name}")
+    check_members(value, ("type",), path)
     return ANY_OBJECT if value["type"] == "json_object" else None
 
 
-def _named_schema(value: Any, path: str) -> Constraint:
-    """Read a named schema."""
+def _named_schema(value: Any, path: str, beside_type: bool = False) -> Constraint:
+    """Read a named schema. beside_type: its type stands in the same object."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object", path)
+    check_members(value, ("type", *_NAMED_FORM) if beside_type else tuple(_NAMED_FORM), path)
     name = value.get("name")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS):
         raise Unreadable(f"must be a string of 1 to {MAX_NAME_CHARACTERS} characters", f"{path}.name")
@@ -151,7 +177,8 @@ def read_schema(value: Any) -> Constraint:
             try:
                 value = parse_object(value.encode())
             except ApiError as error:
-                raise Unreadable(f"must be a JSON schema: {error.message.rstrip('.')}") from None
+                reason = error.message.removeprefix("The request body ").rstrip(".")
+                raise Unreadable(f"must be a JSON schema, but the text {reason}") from None
     if not isinstance(value, dict | bool):
         raise Unreadable("must be a JSON schema, which is an object")
     return Constraint("schema", _check_size(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -97,7 +97,9 @@ def table(*fields: Field) -> Table:
 
 
 def _same(value: Any, no_op: Any) -> bool:
-    """Compare as JSON does: `true` is not 1."""
+    """Compare as JSON does: `true` is not 1. A member that is null counts as absent, as a field does."""
+    if isinstance(value, dict):
+        value = {name: item for name, item in value.items() if item is not None}
     return type(value) is type(no_op) and bool(value == no_op)
 
 
@@ -131,6 +133,17 @@ def unreadable(name: str, error: Unreadable) -> ApiError:
     """Return the 400 of a value that breaks its field's rule."""
     where = name + error.path
     return invalid(f"'{where}' {error.message}.", param=where, code="invalid_value")
+
+
+NOT_ASKED: Schema = {"type": "null"}
+"""Of the members that an object of ours does not have."""
+
+
+def check_members(value: dict[str, Any], known: Collection[str], path: str = "") -> None:
+    """Raise Unreadable for a member of one of our own objects that is not `known`: whoever sends it wants something."""
+    for name, item in value.items():
+        if item is not None and name not in known:
+            raise Unreadable("is not supported here", f"{path}.{name}")
 
 
 # --- Readers ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,17 @@ MAX_CALL_ID_CHARACTERS: Final = 256
 ROLES: Final = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 """`developer` is the newer name of `system`; templates know the older one."""
 _PARTS: Final = {"text": "text"}
+_OF_OTHER_SERVERS: Final[dict[str, tuple[Any, ...]]] = {
+    "prefix": (False,),
+    "partial": (False,),
+    "images": ([],),
+    "videos": ([],),
+    "audios": ([],),
+    "files": ([],),
+    "audio": (),
+}
+"""Members of messages that change the answer elsewhere, and the values of theirs that ask for nothing."""
+NOT_HERE: Final[dict[str, Schema]] = {name: {"enum": [None, *no_op]} for name, no_op in _OF_OTHER_SERVERS.items()}
 
 
 class Conversation(NamedTuple):
@@ -49,11 +60,11 @@ _CALL: Final[Schema] = {
     "required": ["id", "function"],
     "properties": {
         "id": CALL_ID,
-        "type": {"const": "function"},
+        "type": {"enum": ["function", None]},
         "function": {
             "type": "object",
             "required": ["name"],
-            "properties": {"name": FUNCTION_NAME, "arguments": {"type": "string", "description": "JSON"}},
+            "properties": {"name": FUNCTION_NAME, "arguments": {"type": ["string", "null"], "description": "JSON"}},
         },
     },
 }
@@ -62,12 +73,16 @@ _MESSAGE: Final[Schema] = {
         {
             "type": "object",
             "required": ["role", "content"],
-            "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _TEXT},
+            "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _TEXT, **NOT_HERE},
         },
         {
             "type": "object",
             "required": ["role", "content"],
-            "properties": {"role": {"const": "assistant"}, "content": {"anyOf": [_TEXT, {"type": "null"}]}},
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [_TEXT, {"type": "null"}]},
+                **NOT_HERE,
+            },
         },
         {
             "type": "object",
@@ -76,12 +91,13 @@ _MESSAGE: Final[Schema] = {
                 "role": {"const": "assistant"},
                 "content": {"anyOf": [_TEXT, {"type": "null"}]},
                 "tool_calls": {"type": "array", "items": _CALL, "minItems": 1, "maxItems": MAX_TOOLS},
+                **NOT_HERE,
             },
         },
         {
             "type": "object",
             "required": ["role", "content", "tool_call_id"],
-            "properties": {"role": {"const": "tool"}, "content": _TEXT, "tool_call_id": CALL_ID},
+            "properties": {"role": {"const": "tool"}, "content": _TEXT, "tool_call_id": CALL_ID, **NOT_HERE},
         },
     ]
 }
@@ -109,6 +125,14 @@ def text_bytes(messages: list[dict[str, Any]]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
+def check_extras(message: Mapping[str, Any], path: str) -> None:
+    """Raise Unreadable for what another server would obey; what else a message may carry changes nothing."""
+    for name, no_op in _OF_OTHER_SERVERS.items():
+        value = message.get(name)
+        if value is not None and not any(type(value) is type(item) and value == item for item in no_op):
+            raise Unreadable("is not supported here", f"{path}.{name}")
+
+
 def _message(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
     """Read a message. `called`: the functions called before it by the calls' ids, to which its own are added."""
     if not isinstance(value, dict):
@@ -120,6 +144,7 @@ def _message(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
         raise Unreadable(f"must be one of {', '.join(ROLES)}", f"{path}.role")
     if value.get("function_call") is not None:
         raise Unreadable("is not supported here; use 'tool_calls'", f"{path}.function_call")
+    check_extras(value, path)
     message: dict[str, Any] = {"role": ROLES[role]}
     calls = value.get("tool_calls")
     if calls not in (None, []):
@@ -148,7 +173,7 @@ def _calls(value: Any, path: str) -> list[dict[str, Any]]:
 def _call(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unreadable("must be an object with 'id', 'type' and 'function'", path)
-    if value.get("type", "function") != "function":
+    if value.get("type") not in (None, "function"):
         raise Unreadable("must be 'function': other kinds of calls are not supported", f"{path}.type")
     function = value.get("function")
     if not isinstance(function, dict):
@@ -159,7 +184,9 @@ def _call(value: Any, path: str) -> dict[str, Any]:
 def read_call(identifier: Any, id_path: str, function: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return an assistant's call, whose id stands at `id_path` and whose name and arguments at `path`."""
     name = function_name(function.get("name"), f"{path}.name")
-    arguments = function.get("arguments", "")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = ""
     if not isinstance(arguments, str):
         raise Unreadable("must be a string of JSON", f"{path}.arguments")
     return {

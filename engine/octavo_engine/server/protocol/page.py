@@ -16,7 +16,14 @@ _HEAD: Final = """\
 # Fields of requests
 
 What becomes of each field of a request's JSON object. `null` counts as absent. Fields that are listed nowhere are
-tolerated and change nothing.
+tolerated and change nothing; within the objects that are listed here unknown members are refused.
+
+An API key says who may ask. It separates nothing: equal prefixes are computed once for all callers, whatever their
+keys, and a `cache_salt` of its own keeps a caller's apart. The file of keys is read again when it changes; one that
+turns empty or unreadable, or is gone, leaves the last keys in force until the server is started again.
+
+Names of control tokens in a text, `<|im_start|>` say, are text, in `prompt` as in messages: only a chat template writes
+control tokens, and a prompt of token ids may hold any.
 """
 _SECTIONS: Final = {
     Treatment.HONOURED: (

@@ -19,12 +19,14 @@ from octavo_engine.server.protocol.constraints import (
     read_text,
 )
 from octavo_engine.server.protocol.fields import (
+    NOT_ASKED,
     Described,
     Field,
     Schema,
     Table,
     Unreadable,
     boolean,
+    check_members,
     described,
     honoured,
     ignored,
@@ -36,7 +38,14 @@ from octavo_engine.server.protocol.fields import (
     table,
 )
 from octavo_engine.server.protocol.messages import read_messages
-from octavo_engine.server.protocol.responses.fields import LOGPROBS, read_include, read_metadata, read_stream_options
+from octavo_engine.server.protocol.other_servers import ELSEWHERE, OF_OTHER_SERVERS
+from octavo_engine.server.protocol.responses.fields import (
+    LOGPROBS,
+    check_obfuscation,
+    read_include,
+    read_metadata,
+    read_stream_options,
+)
 from octavo_engine.server.protocol.responses.items import read_input
 from octavo_engine.server.protocol.tools import (
     read_flat_tool_choice,
@@ -87,6 +96,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
     for key, item in value.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise Unreadable("must have token ids as keys")
+        if int(key) in bias:
+            raise Unreadable("names a token that another key names already", f".{key}")
         try:
             bias[int(key)] = read_bias(item)
         except Unreadable as error:
@@ -96,12 +107,19 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 @described(
     type="object",
-    properties={"include_usage": {"type": ["boolean", "null"]}, "continuous_usage_stats": {"enum": [False, None]}},
+    properties={
+        "include_usage": {"type": ["boolean", "null"]},
+        "continuous_usage_stats": {"enum": [False, None]},
+        "include_obfuscation": {"enum": [False, None]},
+    },
+    additionalProperties=NOT_ASKED,
 )
 def _stream_options(value: Any) -> bool:
     """Read the object; what counts is `include_usage`."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object")
+    check_members(value, ("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    check_obfuscation(value)
     if value.get("continuous_usage_stats") not in (None, False):
         raise Unreadable("is not supported yet", ".continuous_usage_stats")
     include = value.get("include_usage")
@@ -184,58 +202,7 @@ _SAMPLING: Final[tuple[Field, ...]] = (
     honoured("seed", integer(-(2**63), 2**63 - 1)),
 )
 
-_ELSEWHERE: Final = "is a field of another server and is not supported here"
-
 _CHAT_ONLY: Final = "is a field of chat: use /v1/chat/completions"
-
-_OF_OTHER_SERVERS: Final[tuple[Field, ...]] = (
-    # What would change the answer there and is not done here: to tolerate it would be to answer another question.
-    # --- vLLM ---
-    refused("lora_request", why=_ELSEWHERE),
-    refused("kv_transfer_params", {}, why=_ELSEWHERE),
-    refused("vllm_xargs", {}, why=_ELSEWHERE),
-    refused("guided_decoding_backend", why=_ELSEWHERE),
-    refused("guided_whitespace_pattern", why=_ELSEWHERE),
-    refused("structural_tag", why=_ELSEWHERE),
-    refused("detokenize", True, why=_ELSEWHERE),
-    refused("thinking_token_budget", why=_ELSEWHERE),
-    refused("return_hidden_states", False, why=_ELSEWHERE),
-    # --- llama.cpp ---
-    refused("json_schema", why=_ELSEWHERE),
-    refused("grammar", "", why=_ELSEWHERE),
-    refused("lora", [], why=_ELSEWHERE),
-    refused("samplers", why=_ELSEWHERE),
-    refused("n_probs", 0, why=_ELSEWHERE),
-    refused("n_keep", 0, why=_ELSEWHERE),
-    refused("n_indent", 0, why=_ELSEWHERE),
-    refused("t_max_predict_ms", 0, why=_ELSEWHERE),
-    refused("typical_p", 1.0, 1, why=_ELSEWHERE),
-    refused("top_n_sigma", -1, -1.0, why=_ELSEWHERE),
-    refused("xtc_probability", 0, 0.0, why=_ELSEWHERE),
-    refused("mirostat", 0, why=_ELSEWHERE),
-    refused("dynatemp_range", 0, 0.0, why=_ELSEWHERE),
-    refused("dry_multiplier", 0, 0.0, why=_ELSEWHERE),
-    refused("repeat_penalty", 1.0, 1, why="is not supported here; use 'repetition_penalty'"),
-    refused("input_prefix", "", why=_ELSEWHERE),
-    refused("input_suffix", "", why=_ELSEWHERE),
-    refused("reasoning_budget", -1, why=_ELSEWHERE),
-    # --- Text Generation Inference, SGLang, Transformers ---
-    refused("min_new_tokens", 0, why="is not supported here; use 'min_tokens'"),
-    refused("stop_sequences", [], why="is not supported here; use 'stop'"),
-    refused("adapter", why=_ELSEWHERE),
-    refused("adapter_id", why=_ELSEWHERE),
-    refused("lora_path", why=_ELSEWHERE),
-    refused("do_sample", why="is not supported here; use 'temperature'"),
-    refused("num_beams", 1, why=_ELSEWHERE),
-    refused("no_repeat_ngram_size", 0, why=_ELSEWHERE),
-    refused("watermark", False, why=_ELSEWHERE),
-    refused("regex", why=_ELSEWHERE),
-    refused("ebnf", why=_ELSEWHERE),
-    refused("stop_regex", [], why=_ELSEWHERE),
-    # --- Ollama ---
-    refused("options", {}, why=_ELSEWHERE),
-    refused("format", "", why=_ELSEWHERE),
-)
 
 
 def _other_names(limit: str) -> tuple[Field, ...]:
@@ -271,8 +238,8 @@ _GENERATION: Final[tuple[Field, ...]] = (
     refused("return_token_ids", False),
     refused("return_tokens_as_token_ids", False),
     refused("logits_processors", []),
-    *_OF_OTHER_SERVERS,
-    ignored("user", "tenants are told apart by their keys"),
+    *OF_OTHER_SERVERS,
+    ignored("user", "no user is told from another; 'cache_salt' keeps prefixes apart"),
     ignored("store", "nothing is stored"),
     ignored("service_tier", "there is one tier; use priority"),
     ignored("safety_identifier", "no policy acts on it"),
@@ -300,7 +267,6 @@ _CONVERSATION: Final[tuple[Field, ...]] = (
     refused("audio"),
     refused("prediction"),
     refused("web_search_options"),
-    refused("reasoning_effort", "none"),
     refused("verbosity", "medium"),
     refused("chat_template"),
     refused("chat_template_kwargs", {}),
@@ -316,6 +282,7 @@ COMPLETIONS: Final[Table] = table(
     honoured("prompt", _prompt),
     honoured("add_special_tokens", boolean, True),
     honoured("max_tokens", integer(0, MAX_INT32)),
+    honoured("max_completion_tokens", integer(0, MAX_INT32)),
     honoured("best_of", integer(1, contract.MAX_CHOICES)),
     honoured("logprobs", _alternatives, -1),
     honoured("prompt_logprobs", _alternatives, -1),
@@ -390,16 +357,16 @@ EMBEDDINGS: Final[Table] = table(
     refused("truncate", False, why="is not supported here: an input that is too long is refused"),
     refused("normalize", True, why="is not supported here: every vector has length 1"),
     refused("embd_normalize", 2, why="is not supported here: every vector has length 1"),
-    refused("embed_dtype", "float32", why=_ELSEWHERE),
-    refused("endianness", "native", "little", why=_ELSEWHERE),
+    refused("embed_dtype", "float32", why=ELSEWHERE),
+    refused("endianness", "native", "little", why=ELSEWHERE),
     refused("instruction", "", why="is not supported here; write it into 'input'"),
     refused("prompt_name", why="is not supported here; write the prompt into 'input'"),
-    refused("input_type", why=_ELSEWHERE),
-    refused("task", why=_ELSEWHERE),
-    refused("late_chunking", False, why=_ELSEWHERE),
+    refused("input_type", why=ELSEWHERE),
+    refused("task", why=ELSEWHERE),
+    refused("late_chunking", False, why=ELSEWHERE),
     refused("mm_processor_kwargs", {}),
-    refused("options", {}, why=_ELSEWHERE),
-    ignored("user", "tenants are told apart by their keys"),
+    refused("options", {}, why=ELSEWHERE),
+    ignored("user", "no user is told from another; 'cache_salt' keeps prefixes apart"),
     ignored("request_id", "the answer's id is made here"),
 )
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo_engine.server.protocol.fields import Unreadable, boolean, described
+from octavo_engine.server.protocol.fields import NOT_ASKED, Unreadable, check_members, described
 
 LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = (
@@ -56,15 +56,25 @@ def read_metadata(value: Any) -> dict[str, str]:
     return value
 
 
-@described(type="object", properties={"include_obfuscation": {"enum": [None, False]}})
+@described(type="object", properties={"include_obfuscation": {"enum": [None, False]}}, additionalProperties=NOT_ASKED)
 def read_stream_options(value: Any) -> bool:
     """Read the object, in which nothing can be asked for; return false."""
     if not isinstance(value, dict):
         raise Unreadable("must be an object")
-    obfuscated = value.get("include_obfuscation")
-    if obfuscated is not None and boolean(obfuscated):
-        raise Unreadable("is not supported: leave it out", ".include_obfuscation")
+    check_members(value, ("include_obfuscation",))
+    check_obfuscation(value)
     return False
+
+
+def check_obfuscation(options: dict[str, Any]) -> None:
+    """Raise Unreadable for stream options that ask for noise behind each chunk."""
+    obfuscated = options.get("include_obfuscation")
+    if obfuscated is None:
+        return
+    if type(obfuscated) is not bool:
+        raise Unreadable("must be true or false", ".include_obfuscation")
+    if obfuscated:
+        raise Unreadable("is not supported: leave it out", ".include_obfuscation")
 
 
 def repeated(values: dict[str, Any], body: dict[str, Any]) -> bytes:

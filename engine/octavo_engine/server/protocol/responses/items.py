@@ -9,8 +9,10 @@ from octavo_engine.server.protocol.messages import (
     CALL_ID,
     MAX_MESSAGES,
     MAX_PARTS,
+    NOT_HERE,
     ROLES,
     Conversation,
+    check_extras,
     read_answered,
     read_call,
     read_content,
@@ -37,7 +39,12 @@ _ITEM: Final[Schema] = {
         {
             "type": "object",
             "required": ["role", "content"],
-            "properties": {"type": {"enum": [None, "message"]}, "role": {"enum": list(_ROLES)}, "content": _CONTENT},
+            "properties": {
+                "type": {"enum": [None, "message"]},
+                "role": {"enum": list(_ROLES)},
+                "content": _CONTENT,
+                **NOT_HERE,
+            },
         },
         {
             "type": "object",
@@ -46,7 +53,7 @@ _ITEM: Final[Schema] = {
                 "type": {"const": "function_call"},
                 "call_id": CALL_ID,
                 "name": FUNCTION_NAME,
-                "arguments": {"type": "string"},
+                "arguments": {"type": ["string", "null"]},
             },
         },
         {
@@ -111,6 +118,7 @@ class _Reading:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise Unreadable(f"must be one of {', '.join(_ROLES)}", f"{path}.role")
+        check_extras(item, path)
         if "content" not in item:
             raise Unreadable("is missing", f"{path}.content")
         content = read_content(item["content"], f"{path}.content", _PARTS)
