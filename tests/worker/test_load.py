@@ -10,7 +10,7 @@ from octavo_engine.worker.sizing import StartError
 @pytest.mark.parametrize(
     ("reason", "sentence"),
     [
-        ("OCTAVO_CPU_ISA is nonsense, which this machine cannot run", "OCTAVO_CPU_ISA cannot be followed"),
+        ("OCTAVO_CPU_ISA is nonsense, which this machine cannot run", "^OCTAVO_CPU_ISA is nonsense"),
         ("Resource temporarily unavailable", "7 compute threads cannot be started .*: take fewer"),
     ],
 )

@@ -87,7 +87,8 @@ def _start_pool(threads: int) -> Pool:
         return cpu.start_pool(threads)
     except RuntimeError as error:
         if "OCTAVO_CPU_ISA" in str(error):
-            raise StartError(f"OCTAVO_CPU_ISA cannot be followed ({error}): unset it, or see octavo doctor.") from error
+            # The message names the variants that this machine has.
+            raise StartError(str(error)) from error
         raise StartError(
             f"{threads or 'The'} compute threads cannot be started ({error}): take fewer, or raise the limit of tasks."
         ) from error
