@@ -80,7 +80,25 @@ def test_headers_up_to_the_bound_are_read(server: Double) -> None:
 def test_a_large_head_is_told_what_is_wrong(server: Double) -> None:
     with connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * MAX_HEAD_BYTES)
-        assert answer(connection) == (400, b"The headers are larger than 64 KiB.")
+        status, body = answer(connection)
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["message"]) == (
+        431,
+        "headers_too_large",
+        "The headers are larger than 64 KiB.",
+    )
+
+
+def test_a_client_of_http_1_0_gets_no_chunks(server: Double) -> None:
+    asked = post(b'{"prompt":"a","max_tokens":1,"stream":true}').replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with connect(server) as connection, connection.makefile("rb") as file:
+        connection.sendall(asked)
+        head, _, body = file.read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    events = body.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]) == "a"
 
 
 def test_clients_that_offer_http_2_are_answered_in_http_1(server: Double) -> None:
@@ -110,4 +128,6 @@ def test_clients_that_offer_http_2_are_answered_in_http_1(server: Double) -> Non
 def test_what_servers_before_this_one_may_read_otherwise_is_refused(server: Double, head: bytes) -> None:
     with connect(server) as connection:
         connection.sendall(head)
-        assert answer(connection)[0] == 400
+        status, body = answer(connection)
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")

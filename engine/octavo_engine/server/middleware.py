@@ -19,6 +19,11 @@ REQUEST_ID_HEADER: Final = b"x-request-id"
 _MAX_REQUEST_ID: Final = 128
 
 
+def new_request_id() -> str:
+    """Return a name for an exchange that nobody has named."""
+    return "req-" + secrets.token_hex(12)
+
+
 def _header(scope: Scope, name: str) -> str:
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key.lower() == wanted), "")
@@ -44,7 +49,7 @@ class Trust:
             drop |= {name.encode() for name in contract.TRUSTED_HEADERS}
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in drop]
         request_id = _request_id(scope) if trusted else ""
-        request_id = request_id or "req-" + secrets.token_hex(12)
+        request_id = request_id or new_request_id()
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
