@@ -32,10 +32,10 @@ def _say_version(wanted: bool) -> None:
     """Say which Octavo this is, and end."""
     if not wanted:
         return
-    from octavo_engine.bench import checkout
+    from octavo_engine import release
 
-    commit = checkout.commit()
-    typer.echo(f"octavo {checkout.version()}" + (f" at {commit}" if commit else ""))
+    commit = release.commit()
+    typer.echo(f"octavo {release.version()}" + (f" at {commit}" if commit else ""))
     raise typer.Exit
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from octavo_engine.bench.harness import Harness, RunResult
+from octavo_engine.bench.harness import Harness, RunResult, Tell
 from octavo_engine.bench.workload import Item
+from octavo_engine.commands.bench_options import telling
 from octavo_engine.contract import BLOCK_SIZE
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.worker.cgroup import compute_threads
@@ -66,7 +67,7 @@ def conversations(count: int, turns: int, vocab: int) -> list[Item]:
 
 
 def spared(items: Sequence[Item], clients: int) -> Spared:
-    """Run the items four ways on a random model; `clients` as `Harness.run` takes them."""
+    """Run the items three ways on a random model; `clients` as `Harness.run` takes them."""
     unique = len({item.prompt[: (block + 1) * BLOCK_SIZE] for item in items for block in _full_blocks(item)})
     with tempfile.TemporaryDirectory() as folder:
         write_random_llama(Path(folder), max_position_embeddings=CONTEXT)
@@ -75,18 +76,22 @@ def spared(items: Sequence[Item], clients: int) -> Spared:
         everything = unique + sum(item.max_tokens // BLOCK_SIZE + 2 for item in items)
         quarter = unique // 4 * size
         endless, without, with_tier = (
-            _run(harness, items, clients, pool, tier)
-            for pool, tier in ((everything * size, 0), (quarter, 0), (quarter, quarter))
+            _run(harness, items, clients, pool, tier, telling(name))
+            for name, pool, tier in (
+                ("a cache without an end", everything * size, 0),
+                ("a quarter", quarter, 0),
+                ("a quarter and a tier", quarter, quarter),
+            )
         )
     hits = [run.snapshot.prefix_hit_tokens for run in (endless, without, with_tier)]
     same = endless.digest == without.digest == with_tier.digest
     return Spared(hits[0] - hits[1], hits[0] - hits[2], with_tier.snapshot.host_loaded_blocks, same)
 
 
-def _run(harness: Harness, items: Sequence[Item], clients: int, pool: int, tier: int) -> RunResult:
+def _run(harness: Harness, items: Sequence[Item], clients: int, pool: int, tier: int, tell: Tell) -> RunResult:
     sizes: dict[str, Any] = {"kv_cache_memory": pool, "kv_offload_memory": tier, "max_num_seqs": MAX_NUM_SEQS}
     longest = max(len(item.prompt) + item.max_tokens for item in items)
-    return harness.run(items, clients=clients, max_model_len=longest, max_num_batched_tokens=2048, **sizes)
+    return harness.run(items, tell, clients=clients, max_model_len=longest, max_num_batched_tokens=2048, **sizes)
 
 
 def _full_blocks(item: Item) -> Iterator[int]:

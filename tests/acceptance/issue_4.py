@@ -7,16 +7,13 @@ bible-kjv installed: `echo gen1:1-rev22:21 | bible -f > kjv.txt`, then `--text k
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from octavo_engine.bench.machine import describe_machine
-
-from .figures import Figure, figure_table, without_promises
+from .command import run_lines
+from .figures import Figure, without_promises
 from .lines_4 import LINES, Settings
 
 
@@ -31,20 +28,7 @@ def main(
 ) -> None:
     """Run the lines, print figure and goal; the exit status is 1 if one of them fell short."""
     settings = Settings(short, text or [], install)
-    for line in lines or ():
-        if line not in LINES:
-            raise typer.BadParameter(f"there is no line {line}: choose from 1 to {len(LINES)}")
-    console, found = Console(stderr=True), []
-    for line in lines or LINES:
-        console.rule(f"line {line}: {LINES[line].__doc__}")
-        found += run_line(line, settings)
-        if json_file is not None:
-            json_file.write_text(json.dumps([figure._asdict() for figure in found], indent=2))
-    terminal = Console()
-    out = Console(width=terminal.width if terminal.is_terminal else 160)
-    out.print(figure_table(found))
-    out.print(describe_machine().sentence(), highlight=False)
-    raise typer.Exit(0 if all(figure.held is not False for figure in found) else 1)
+    raise typer.Exit(run_lines(lines, LINES, lambda line: run_line(line, settings), json_file))
 
 
 def run_line(line: int, settings: Settings) -> list[Figure]:

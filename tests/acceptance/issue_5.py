@@ -6,16 +6,12 @@ same moments. The table of line 3 takes long: `--progress FILE` keeps what is fi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from octavo_engine.bench.machine import describe_machine
-
-from .figures import Figure, figure_table
+from .command import run_lines
 from .lines_5 import LINES, SCRIPTED, Settings
 
 
@@ -28,21 +24,8 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")] = None,
 ) -> None:
     """Run the lines, print figure and goal; the exit status is 1 if one of them fell short."""
-    for line in lines or ():
-        if line not in LINES:
-            raise typer.BadParameter(f"there is no line {line} here: choose from {', '.join(map(str, LINES))}")
     settings = Settings(short, seed, model, progress)
-    console, found = Console(stderr=True), list[Figure]()
-    for line in lines or LINES:
-        console.rule(f"line {line}, seed {seed}: {LINES[line].__doc__}")
-        found += LINES[line](settings)
-        if json_file is not None:
-            json_file.write_text(json.dumps([figure._asdict() for figure in found], indent=2))
-    terminal = Console()
-    out = Console(width=terminal.width if terminal.is_terminal else 160)
-    out.print(figure_table(found))
-    out.print(f"seed {seed}; {describe_machine().sentence()}", highlight=False)
-    raise typer.Exit(0 if all(figure.held is not False for figure in found) else 1)
+    raise typer.Exit(run_lines(lines, LINES, lambda line: LINES[line](settings), json_file, f"seed {seed}"))
 
 
 if __name__ == "__main__":

@@ -297,7 +297,6 @@ class _Client:
         self._open = len(items)
         self._wanted = sum(item.max_tokens for item in items)
         self._given = 0
-        self._begun = False
         self.began = self.ended = time.perf_counter()
         self.first = [0.0] * len(items)
         self._last = [0.0] * len(items)
@@ -309,10 +308,10 @@ class _Client:
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         """Return what the loop has not seen yet. Never waits: the loop asks with patience only when nothing is open."""
         if self._submits and self._free:
+            if len(self._submits) == len(self.tokens):
+                self.began = time.perf_counter()
             submits, self._submits = self._submits[: self._free], self._submits[self._free :]
             self._free -= len(submits)
-            if not self._begun:
-                self._begun, self.began = True, time.perf_counter()
             return submits
         return [] if self._open else [Shutdown()]
 

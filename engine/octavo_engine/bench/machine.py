@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo_engine.bench import checkout
+from octavo_engine import release
 from octavo_engine.worker.cgroup import compute_threads
 
 
@@ -54,9 +54,9 @@ def describe_machine(threads: int = 0, isa: str = "", role: str = "") -> Machine
         isa=isa,
         load=os.getloadavg()[0],
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        octavo=checkout.version(),
+        octavo=release.version(),
         python=platform.python_version(),
-        commit=checkout.commit(),
+        commit=release.commit(),
         role=role,
     )
 

@@ -6,7 +6,6 @@ anything at all.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from octavo_engine.model.safetensors import read_json
 from octavo_engine.model.spec import UnsupportedModelError
 
 CONFIG: Final = "adapter_config.json"
@@ -99,12 +99,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read an adapter's configuration. Raises UnsupportedModelError with a sentence for the user, OSError."""
     path = folder / CONFIG
-    try:
-        stated = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModelError(f"{path} is not valid JSON ({error}); save the adapter again.") from error
-    if not isinstance(stated, dict):
-        raise UnsupportedModelError(f"{path} is not a JSON object; save the adapter again.")
+    stated = read_json(path, "save the adapter again")
     _refuse(stated, folder)
     try:
         config = msgspec.convert(stated, AdapterConfig)

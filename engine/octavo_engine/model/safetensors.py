@@ -138,14 +138,14 @@ def _tensor_files(folder: Path) -> list[SafetensorsFile]:
     return [SafetensorsFile(single)]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object. Raises UnsupportedModelError, OSError."""
+def read_json(path: Path, remedy: str = "download the model again") -> dict[str, Any]:
+    """Return a file's JSON object. Raises UnsupportedModelError, with the remedy for it, or OSError."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnsupportedModelError(f"{path} is not valid JSON; download the model again.") from error
+        raise UnsupportedModelError(f"{path} is not valid JSON ({error}); {remedy}.") from error
     if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path} is not a JSON object; download the model again.")
+        raise UnsupportedModelError(f"{path} is not a JSON object; {remedy}.")
     return value
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import parse_qs
 
 import msgspec
@@ -15,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from octavo_engine import contract
+from octavo_engine import contract, release
 from octavo_engine.server import adapter_routes, jobs, metrics
 from octavo_engine.server.errors import INVALID_REQUEST, SERVER, UNAVAILABLE, ApiError, not_found
 from octavo_engine.server.generation import INTERNAL, JobEndpoint
@@ -96,16 +94,8 @@ def _add_document(application: FastAPI, state: ServerState) -> None:
         settings, loaded = state.settings, state.client.loaded
         vocab_size = None if loaded is None else loaded.vocab_size
         names = (*settings.served_names, *state.client.adapters.names)
-        described = document(names, _release(), settings.api_keys_file is not None, vocab_size)
+        described = document(names, release.version(), settings.api_keys_file is not None, vocab_size)
         return json_response(200, msgspec.json.encode(described))
-
-
-@cache
-def _release() -> str:
-    try:
-        return version("octavo")
-    except PackageNotFoundError:
-        return "from source"
 
 
 def _add_models(application: FastAPI, state: ServerState) -> None:

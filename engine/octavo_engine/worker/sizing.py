@@ -69,11 +69,12 @@ def check_before_loading(needs: Needs, config: EngineConfig, left: int) -> None:
             "or take less with --quantization int8 or int4, or a smaller --max-model-len."
         )
     counts = choose_blocks(config.kv_cache_memory, after, needs.groups, config.block_size)
+    behind = after - sum(count * group.bytes_per_block for count, group in zip(counts, needs.groups, strict=True))
     cache = SchedulerConfig(
         groups=tuple(
             CacheGroup(count, group.window, places)
             for count, group, places in zip(
-                counts, needs.groups, host_places(config.kv_offload_memory, after, needs.groups), strict=True
+                counts, needs.groups, host_places(config.kv_offload_memory, behind, needs.groups), strict=True
             )
         ),
         max_model_len=needs.max_position,

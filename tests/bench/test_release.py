@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from typer.testing import CliRunner
 
-from octavo_engine.bench import checkout, report
+from octavo_engine import release
+from octavo_engine.bench import report
 from octavo_engine.bench.machine import describe_machine
 from octavo_engine.cli import app
 
@@ -32,49 +33,49 @@ def module(tmp_path):
 
 def test_the_commit_is_the_checkouts_with_a_mark_for_changes(module):
     head = git(module.parent, "rev-parse", "HEAD")
-    assert checkout.commit_of(module) == head
+    assert release.commit_of(module) == head
     (module.parent / "report.json").touch()
-    assert checkout.commit_of(module) == head
+    assert release.commit_of(module) == head
     module.write_text("x = 2\n")
-    assert checkout.commit_of(module) == f"{head}+changes"
+    assert release.commit_of(module) == f"{head}+changes"
 
 
 def test_a_hooks_variables_name_no_other_checkout(module, tmp_path_factory, monkeypatch):
     other = tmp_path_factory.mktemp("other")
     git(other, "init", "-q")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    assert checkout.commit_of(module)
+    assert release.commit_of(module)
 
 
 def test_an_installation_inside_a_checkout_is_not_that_checkouts(module):
     installed = module.parent / "site-packages" / "module.py"
     installed.parent.mkdir()
     shutil.copy(module, installed)
-    assert checkout.commit_of(installed) == ""
+    assert release.commit_of(installed) == ""
 
 
 def test_without_a_checkout_or_without_git_there_is_no_commit(module, tmp_path_factory, monkeypatch):
     plain = tmp_path_factory.mktemp("plain") / "module.py"
     plain.touch()
-    assert checkout.commit_of(plain) == ""
+    assert release.commit_of(plain) == ""
     monkeypatch.setenv("PATH", str(plain.parent))
-    assert checkout.commit_of(module) == ""
+    assert release.commit_of(module) == ""
 
 
 def test_the_machine_tells_the_commit_and_what_it_did(monkeypatch):
-    monkeypatch.setattr(checkout, "commit", lambda: "abc+changes")
+    monkeypatch.setattr(release, "commit", lambda: "abc+changes")
     machine = describe_machine(role="load generator")
     assert machine.sentence().startswith(f"load generator: {machine.cpu}, ")
-    assert f"Octavo {checkout.version()} at abc+changes, Python" in machine.sentence()
+    assert f"Octavo {release.version()} at abc+changes, Python" in machine.sentence()
     assert describe_machine().sentence().startswith(f"{machine.cpu}, ")
 
 
 def test_the_version_is_said(monkeypatch):
-    monkeypatch.setattr(checkout, "commit", lambda: "")
+    monkeypatch.setattr(release, "commit", lambda: "")
     said = CliRunner().invoke(app, ["--version"])
-    assert (said.exit_code, said.output) == (0, f"octavo {checkout.version()}\n")
-    monkeypatch.setattr(checkout, "commit", lambda: "abc")
-    assert CliRunner().invoke(app, ["--version"]).output == f"octavo {checkout.version()} at abc\n"
+    assert (said.exit_code, said.output) == (0, f"octavo {release.version()}\n")
+    monkeypatch.setattr(release, "commit", lambda: "abc")
+    assert CliRunner().invoke(app, ["--version"]).output == f"octavo {release.version()} at abc\n"
 
 
 def test_the_command_is_told_without_a_password(monkeypatch):
