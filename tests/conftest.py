@@ -1,6 +1,11 @@
 """What every test shares."""
 
+import os
+
 from hypothesis import settings
+
+# Triton reads it once, at import: its kernels run in the interpreter here, on tensors in host memory.
+os.environ["TRITON_INTERPRET"] = "1"
 
 pytest_plugins = ["tests.cluster.pytest_plugin"]
 
