@@ -17,7 +17,11 @@ _recorders: list[Recorder] = []
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run `kernel` on `grid` with `args`; an empty grid runs nothing."""
+    """Run `kernel` on `grid` with `args`; an empty grid runs nothing.
+
+    Whether products and sums are fused is stated in each launch, since Triton's own default changes with its version.
+    """
+    options.setdefault("enable_fp_fusion", True)
     if _recorders:
         _recorders[-1](kernel, grid, args, options)
     elif all(grid):
