@@ -11,6 +11,10 @@ def test_the_short_form_changes_no_output():
     assert [figure.held for figure in figures] == [None, True, None, True]
 
 
+def test_the_short_form_compiles_a_sample_without_a_spill():
+    assert [figure.held for figure in LINES[2](Settings(short=True))] == [True, True]
+
+
 def test_a_trace_becomes_blocks_of_sixteen_tokens_in_the_order_of_its_requests(tmp_path):
     rows = [
         {"timestamp": 20, "input_length": 1100, "output_length": 40, "hash_ids": [7, 8, 9]},

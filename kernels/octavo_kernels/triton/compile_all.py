@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # main() decides how Triton is imported
 
 TARGET_NAMES: Final = ("sm_80", "sm_90", "gfx942")
 NEVER_SPILL: Final = ("attention", "linear", "grouped", "lora")
-"""Modules whose kernels may not spill."""
+"""How the names of modules begin whose kernels may not spill."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def faults(results: Sequence[Compiled]) -> list[str]:
     for variant, resources, failure, _ in results:
         if resources is None:
             found.append(f"DOES NOT COMPILE {variant.sentence()}: {failure}")
-        elif resources.spilled and variant.short_module in NEVER_SPILL:
+        elif resources.spilled and variant.short_module.startswith(NEVER_SPILL):
             found.append(
                 f"SPILLS {resources.spilled} bytes {variant.sentence()}: give it a smaller block or more warps."
             )
