@@ -5,14 +5,12 @@ Within a split: FlashAttention's online softmax (Dao et al., 2022), in base 2. S
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _values_of(raw: Any, dtype: tl.constexpr, FP8: tl.constexpr) -> Any:
+def _values_of(raw: tl.tensor, dtype: tl.constexpr, FP8: tl.constexpr) -> tl.tensor:
     """Convert a tile of the cache. e4m3 comes as bytes, since not every target can convert it."""
     if FP8:
         # The bits of e4m3, moved into those of float16 (subnormals too), make 1/256 of the number.
@@ -25,7 +23,14 @@ def _values_of(raw: Any, dtype: tl.constexpr, FP8: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _joined(maximum: Any, total: Any, weighted: Any, other_maximum: Any, other_total: Any, other_weighted: Any) -> Any:
+def _joined(
+    maximum: tl.tensor,
+    total: tl.tensor,
+    weighted: tl.tensor,
+    other_maximum: tl.tensor,
+    other_total: tl.tensor,
+    other_weighted: tl.tensor,
+) -> tl.tensor:
     """Join two splits' results, [M], [M], [M, D], in order.
 
     A split of which a query saw nothing has (-inf, 0, 0) and changes nothing. The products are spelled as fma, so that
@@ -40,24 +45,24 @@ def _joined(maximum: Any, total: Any, weighted: Any, other_maximum: Any, other_t
 
 
 @triton.jit
-def _normalised(total: Any, weighted: Any) -> Any:
+def _normalised(total: tl.tensor, weighted: tl.tensor) -> tl.tensor:
     """A query that saw nothing gets zeros."""
     return weighted / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit
 def _attend_keys(
-    q: Any,
-    position: Any,
-    keys_at: Any,
-    table: Any,
-    key_begin: Any,
-    key_end: Any,
-    block_stride: Any,
+    q: tl.tensor,
+    position: tl.tensor,
+    keys_at: tl.tensor,
+    table: tl.tensor,
+    key_begin: tl.tensor,
+    key_end: tl.tensor,
+    block_stride: tl.tensor,
     value_offset: tl.constexpr,
-    scale: Any,
-    window: Any,
-    softcap: Any,
+    scale: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -66,7 +71,7 @@ def _attend_keys(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Go through keys [key_begin, key_end) in tiles counted from position 0; return the results [M], [M], [M, D].
 
     scale: with log2(e), except before a softcap.
@@ -112,22 +117,22 @@ def _attend_keys(
     do_not_specialize_on_alignment=["work", "block_tables"],
 )
 def attend(
-    q: Any,
-    cache: Any,
-    out: Any,
-    partial_values: Any,
-    partial_maxima: Any,
-    partial_sums: Any,
-    work: Any,
-    block_tables: Any,
-    q_stride: Any,
-    out_stride: Any,
-    block_stride: Any,
-    table_stride: Any,
-    partition: Any,
-    scale: Any,
-    window: Any,
-    softcap: Any,
+    q: tl.tensor,
+    cache: tl.tensor,
+    out: tl.tensor,
+    partial_values: tl.tensor,
+    partial_maxima: tl.tensor,
+    partial_sums: tl.tensor,
+    work: tl.tensor,
+    block_tables: tl.tensor,
+    q_stride: tl.tensor,
+    out_stride: tl.tensor,
+    block_stride: tl.tensor,
+    table_stride: tl.tensor,
+    partition: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -198,12 +203,12 @@ def attend(
 
 @triton.jit(do_not_specialize_on_alignment=["work"])
 def merge(
-    out: Any,
-    partial_values: Any,
-    partial_maxima: Any,
-    partial_sums: Any,
-    work: Any,
-    out_stride: Any,
+    out: tl.tensor,
+    partial_values: tl.tensor,
+    partial_maxima: tl.tensor,
+    partial_sums: tl.tensor,
+    work: tl.tensor,
+    out_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
