@@ -25,10 +25,11 @@ from octavo_kernels.triton.attention_plan import (
     WorkList,
 )
 from octavo_kernels.triton.launch import launch
+from octavo_kernels.triton.tile import precision
 
 _LOG2_E: Final = math.log2(math.e)
 _HEADER: Final = 4
-_PRECISION: Final = {torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32"}
+_TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AttentionWorkspace:
@@ -175,7 +176,7 @@ def attention(
         WINDOW=window > 0,
         SOFTCAP=softcap > 0,
         PARTITIONED=work.invariant,
-        PRECISION=_PRECISION[q.dtype],
+        PRECISION=precision(q.dtype),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -209,7 +210,7 @@ def _check(
         raise ValueError(f"a cache of shape {tuple(cache.shape)}: give [blocks, 2, kv_heads, 16, {head_dim}]")
     if heads != cache.shape[2] * work.group_size:
         raise ValueError(f"{heads} heads over {cache.shape[2]} key heads: the list is for groups of {work.group_size}")
-    if q.dtype not in _PRECISION or out.shape != q.shape:
+    if q.dtype not in _TYPES or out.shape != q.shape:
         raise ValueError(
             f"queries {q.dtype} {tuple(q.shape)}: give float32, bfloat16 or float16, and out of this shape"
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_kernels.triton.tile import dot
+
 
 @triton.jit
 def _values_of(raw: tl.tensor, dtype: tl.constexpr, FP8: tl.constexpr) -> tl.tensor:
@@ -91,10 +93,13 @@ def _attend_keys(
         else:
             there = inside[:, None] & (column < HEAD_DIM)[None, :]
         keys = _values_of(tl.load(at, mask=there, other=0), q.dtype, FP8)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        nothing = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        scores = dot(q, tl.trans(keys), nothing, PRECISION) * scale
         if SOFTCAP:
-            # tanh(x) = 2 sigmoid(2x) - 1
-            scores = (2.0 * tl.sigmoid(scores * (2.0 / softcap)) - 1.0) * (softcap * 1.4426950408889634)
+            # tanh(|x|) = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which never overflows.
+            small = tl.math.exp2(tl.abs(scores) * (-2.0 * 1.4426950408889634 / softcap))
+            capped = (1.0 - small) / (1.0 + small) * (softcap * 1.4426950408889634)
+            scores = tl.where(scores < 0.0, -capped, capped)
         visible = inside[None, :] & (key[None, :] <= position[:, None])
         if WINDOW:
             visible = visible & (key[None, :] > position[:, None] - window)
@@ -107,7 +112,7 @@ def _attend_keys(
         keep = tl.math.exp2(maximum - base)
         total = total * keep + tl.sum(weights, 1)
         values = _values_of(tl.load(at + value_offset, mask=there, other=0), q.dtype, FP8)
-        weighted = tl.dot(weights.to(q.dtype), values, weighted * keep[:, None], input_precision=PRECISION)
+        weighted = dot(weights.to(q.dtype), values, weighted * keep[:, None], PRECISION)
         maximum = largest
     return maximum, total, weighted
 
