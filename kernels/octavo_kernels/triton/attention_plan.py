@@ -190,12 +190,13 @@ def choose_split(
     tuning: AttentionTuning,
     processors: int,
     window: int = 0,
+    capacity: WorkCapacity | None = None,
 ) -> int:
     """Return the split, in tokens, with which a step is expected to end soonest on `processors` multiprocessors.
 
     Small splits fill the device and large ones cost fewer merges. Expected is the bound of list scheduling (Graham,
-    1966): all work over the processors, and the longest program on top. Results then depend on the company. The step
-    makes less than about tiles + 12 * processors / kv_heads items.
+    1966): all work over the processors, and the longest program on top. Results then depend on the company. With a
+    capacity, the split is so large that all decode rows can be cut within it.
     """
     tiles = _tiles(row_offsets, context_lengths, tuning.block_m // group_size, window)
     keys = np.maximum(tiles.high - tiles.low, 0)
@@ -206,7 +207,9 @@ def choose_split(
         programs = np.maximum(-(-keys // split), 1)
         work = (int(keys.sum()) + _PROGRAM_KEYS * int(programs.sum())) * kv_heads
         expected = work / processors + min(longest, split)
-        if expected < soonest:
+        decode = int(programs[(programs > 1) & (tiles.queries == 1)].sum())
+        fits = capacity is None or (decode <= capacity.partials and decode + len(programs) <= capacity.items)
+        if (fits or split >= longest) and expected < soonest:
             best, soonest = split, expected
         if split >= longest:
             return best

@@ -44,8 +44,10 @@ def find_prefixes(
     rows = np.flatnonzero((np.diff(row_offsets) == 1) & (units > 0))
     if len(rows) < max(min_rows, 2):
         return ()
-    # Rows that share more are nearer to each other once sorted by the blocks that end each unit.
-    ends = block_tables[rows, unit - 1 : int(units[rows].max()) * unit : unit]
+    # Rows that share more are nearer to each other once sorted by the blocks that end each of their units.
+    longest = int(units[rows].max())
+    ends = block_tables[rows, unit - 1 : longest * unit : unit]
+    ends = np.where(np.arange(longest) < units[rows, None], ends, -1)
     rows = rows[np.lexsort(ends.T[::-1])]
     shared = _shared_units(block_tables, units, rows, unit)
     found: list[Prefix] = []

@@ -172,6 +172,11 @@ def test_a_prefix_ends_with_a_multiple_and_with_the_shortest_context() -> None:
     assert found(tables, [(60, 1), (15, 1)]) == set()
 
 
+def test_rows_too_short_for_all_of_a_prefix_do_not_part_the_others() -> None:
+    tables = tables_of([7, 8, 1], [7, 8, 2], [7, 8, 3], [7, 8, 4])
+    assert found(tables, [(40, 1), (31, 1), (40, 1), (40, 1)]) == {((0, 2, 3), 32)}
+
+
 def test_only_decode_rows_share_a_prefix() -> None:
     tables = tables_of([7, 8], [7, 8], [7, 8], [7, 8])
     assert found(tables, [(32, 1), (32, 2), (32, 0), (20, 1)]) == {((0, 3), 16)}
@@ -235,6 +240,15 @@ def test_the_split_levels_one_long_row_among_short_ones() -> None:
     rows = [(100_000, 1), *[(500, 1)] * 31]
     split = choose_split(offsets(rows), contexts(rows), group_size=4, kv_heads=8, tuning=TUNING, processors=132)
     assert 500 < split < 20_000
+
+
+def test_the_chosen_split_fits_the_buffers() -> None:
+    rows = [(100_000, 1), (3000, 1)]
+    capacity = WorkCapacity(2, 12, 10)
+    options = {"group_size": 4, "tuning": TUNING}
+    split = choose_split(offsets(rows), contexts(rows), kv_heads=1, processors=132, capacity=capacity, **options)
+    work = plan(rows, split_tokens=split, invariant=False, capacity=capacity, **options)
+    assert 4 < len(work.items) <= 12
 
 
 def test_capacity_holds_full_decode_steps_and_any_chunks() -> None:
