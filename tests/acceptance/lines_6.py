@@ -54,7 +54,7 @@ def line_2(settings: Settings) -> Iterator[Figure]:
         yield failed(2, ran)
         return
     counts = ", ".join(f"{name} {sum(target == name for target, _ in compiled)}" for name in TARGETS)
-    wrong = re.findall(r"^(?:DOES NOT COMPILE|SPILLS) .*$", ran.output, re.MULTILINE)
+    wrong = re.findall(r"^(?:DOES NOT COMPILE|TAKES|SPILLS) .*$", ran.output, re.MULTILINE)
     shown = f"{counts}{'; ' if wrong else ''}{'; '.join(line[:160] for line in wrong[:3])}"
     yield Figure(2, "variants compiled", shown, "all, and no spill", ran.code == 0 and not wrong, ran.seconds)
     fp8 = sum(target == "sm_80" and "fp8" in label for target, label in compiled)

@@ -75,11 +75,15 @@ def in_turn(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def faults(results: Sequence[Compiled]) -> list[str]:
-    """Return a sentence for everything that does not compile, and for each spill where there may be none."""
+    """Return a sentence for what does not compile or could not be started, and for each spill where none may be."""
+    from octavo_kernels.triton.targets import TARGETS
+
     found = []
     for variant, resources, failure, _ in results:
         if resources is None:
             found.append(f"DOES NOT COMPILE {variant.sentence()}: {failure}")
+        elif resources.shared > TARGETS[variant.target].shared_memory:
+            found.append(f"TAKES {resources.shared} bytes of shared memory {variant.sentence()}: more than there are.")
         elif resources.spilled and variant.short_module.startswith(NEVER_SPILL):
             found.append(
                 f"SPILLS {resources.spilled} bytes {variant.sentence()}: give it a smaller block or more warps."

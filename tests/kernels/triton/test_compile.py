@@ -99,14 +99,16 @@ def test_any_beginning_of_the_order_has_each_kernel_once_a_round_and_its_targets
     assert len({(each.kernel, each.target) for each in ordered[:9]}) == 9
 
 
-def test_what_does_not_compile_and_what_spills_where_it_may_not_is_told():
+def test_what_does_not_compile_or_start_and_what_spills_where_it_may_not_is_told():
     results = [
+        Compiled(variant("gfx942", "attend"), Resources(100, 0, 65537), "", 1.0),
         Compiled(variant("sm_90", "attend"), Resources(255, 0, 0), "", 1.0),
         Compiled(variant("sm_80", "attend"), Resources(255, 64, 0), "", 1.0),
         Compiled(variant("sm_80", "pick", module="octavo_kernels.triton.sampling"), Resources(255, 64, 0), "", 1.0),
         Compiled(variant("gfx942", "merge"), None, "CompilationError: at 3:1", 1.0),
     ]
-    spills, fails = faults(results)
+    takes, spills, fails = faults(results)
+    assert takes.startswith("TAKES 65537 bytes of shared memory gfx942 attention.attend")
     assert spills.startswith("SPILLS 64 bytes sm_80 attention.attend [case 0] BLOCK=16")
     assert fails == "DOES NOT COMPILE gfx942 attention.merge [case 0] BLOCK=16: CompilationError: at 3:1"
 
