@@ -22,8 +22,9 @@ from octavo_engine.core.step import StepPlan, StepResult
 from octavo_engine.core.stop import StopRule
 from octavo_engine.sampling.settings import SamplingSettings, prepare
 from octavo_engine.worker.backends.scripted import EOS_TOKEN, build_scripted
+from octavo_engine.worker.failures import StepError
 from octavo_engine.worker.host_store import HostStore
-from octavo_engine.worker.runner import Runner, StepError
+from octavo_engine.worker.runner import Runner
 from tests.core.drive import Guesses
 from tests.core.walk_cases import (
     BLOCK,

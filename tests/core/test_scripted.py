@@ -15,7 +15,8 @@ from octavo_engine.sampling.settings import prepare
 from octavo_engine.worker.backends.scripted import EOS_TOKEN, ScriptedExecutable, build_scripted
 from octavo_engine.worker.backends.scripted_uri import ScriptedOptions, ScriptedUriError, parse_scripted_uri
 from octavo_engine.worker.executable import ModelStep
-from octavo_engine.worker.runner import Runner, StepError
+from octavo_engine.worker.failures import StepError
+from octavo_engine.worker.runner import Runner
 
 SIZE = 4
 

@@ -6,9 +6,9 @@ import pytest
 from octavo_engine.core.step import RowResult
 from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.worker.backends.scripted import build_scripted
+from octavo_engine.worker.failures import ContractError, StepError
 from octavo_engine.worker.loop import STEP_FAILED
 from octavo_engine.worker.pooling import PromptPooling
-from octavo_engine.worker.runner import ContractError, StepError
 from tests.worker import harness
 from tests.worker.backends import BACKENDS, Faulty
 from tests.worker.driver import Driver

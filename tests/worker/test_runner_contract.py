@@ -5,7 +5,8 @@ import pytest
 
 from octavo_engine.core.step import BlockAppend, BlockCopy, Row, RowResult
 from octavo_engine.sampling.sampler import NOT_FINITE
-from octavo_engine.worker.runner import SCORED_AT_ONCE, StepError
+from octavo_engine.worker.failures import StepError
+from octavo_engine.worker.runner import SCORED_AT_ONCE
 from tests.worker.backends import BACKENDS, Faulty
 from tests.worker.driver import Driver
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_engine.sampling.records import record_type
 from octavo_engine.sampling.sampler import RowSampling, Sampled, own_pool
 from octavo_kernels.cpu import _native
 from octavo_kernels.cpu._native import Pool
@@ -38,12 +39,6 @@ def top_logprobs(
     out = np.empty((len(logits), count), dtype=np.float32)
     _native.top_logprobs(pool or own_pool(), logits, ids, out)
     return ids, out
-
-
-def record_type(alternatives: int) -> np.dtype[Any]:
-    """Return the layout of one token's record, which `ipc/scores.py` reads."""
-    top = np.dtype([("id", "<i4"), ("logprob", "<f4")])
-    return np.dtype([("logprob", "<f4"), ("rank", "<i4"), ("top", top, (alternatives,))])
 
 
 def token_records(

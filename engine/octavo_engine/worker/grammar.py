@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from octavo_engine.core.step import RowResult
 from octavo_engine.ipc.grammar_limits import one_sentence
 from octavo_engine.sampling.sampler import RowSampling
+from octavo_engine.worker.gpu.grammars import Masks
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -100,12 +101,39 @@ class GrammarMasks:
             self._pool().unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
         return rows, masks
 
+    def plain(self, grammars: Sequence[Grammar]) -> NDArray[np.int32]:
+        """Return one mask for each grammar, [M, ceil(V / 32)]."""
+        masks = np.full((len(grammars), self._words), -1, dtype=np.int32)
+        if grammars:
+            places = [(grammar.matcher, index) for index, grammar in enumerate(grammars)]
+            self._pool().unsafe_compute_mask_ptr(places, masks.ctypes.data, 4 * self._words, len(grammars))
+        return masks
+
     def _pool(self) -> LLExecutor:
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(num_threads=self._threads)
         return self._executor
+
+
+class GrammarRows:
+    """What the GPU runner asks of grammars (`gpu.grammars.Grammars`): rows without drafts, masks apart from them."""
+
+    def __init__(self, vocab_size: int, threads: int) -> None:
+        """`threads`: how many compute masks, from the first step that needs some."""
+        self._masks = GrammarMasks(vocab_size, threads)
+
+    def masks(self, grammars: Sequence[Grammar | None]) -> Masks:
+        """Return which mask each row has, and the masks."""
+        numbers = np.full(len(grammars), -1, dtype=np.int32)
+        constrained = [index for index, grammar in enumerate(grammars) if grammar is not None]
+        numbers[constrained] = np.arange(len(constrained))
+        return Masks(numbers, self._masks.plain([grammar for grammar in grammars if grammar is not None]))
+
+    def follow(self, grammars: Sequence[Grammar | None], results: Sequence[RowResult]) -> list[RowResult]:
+        """Let the grammars follow what was sampled."""
+        return follow(grammars, results)
 
 
 def follow(grammars: Sequence[Grammar | None], results: Sequence[RowResult]) -> list[RowResult]:

@@ -16,29 +16,13 @@ from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.assemble import assemble, assemble_decode
 from octavo_engine.worker.batch import PersistentBatch
 from octavo_engine.worker.executable import Executable, ModelStep
+from octavo_engine.worker.failures import ContractError, StepError
 from octavo_engine.worker.grammar import Grammar, GrammarMasks, follow
 from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.pooling import PromptPooling
 
 SCORED_AT_ONCE: Final = 64
 """Positions of a prompt whose logits exist at the same time."""
-
-
-class StepError(RuntimeError):
-    """Computing a step raised. Its differences are applied, its rows gave nothing; later steps may run."""
-
-    def __init__(self, plan: StepPlan, cause: Exception) -> None:
-        """Name the step, its rows and the cause."""
-        self.number = plan.number
-        self.sequences = tuple(row.sequence for row in plan.rows)
-        rows = ", ".join(
-            f"sequence {row.sequence} at {row.start}+{row.num_tokens} in slot {row.slot}" for row in plan.rows
-        )
-        super().__init__(f"Step {plan.number} failed: {type(cause).__name__}: {cause} (rows: {rows})")
-
-
-class ContractError(RuntimeError):
-    """A plan broke the step contract: the batch can no longer be trusted."""
 
 
 class Runner:

@@ -27,7 +27,7 @@ VOID: Final = -3
 _CHUNK: Final = 128
 
 
-@triton.jit(do_not_specialize=["max_blocks", "max_position", "num_slots", "batch_stride", "num_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "max_position", "num_slots", "batch_stride", "slots_stride"])
 def _prepare_kernel(
     rows: Any,
     batch_tokens: Any,
@@ -42,7 +42,7 @@ def _prepare_kernel(
     max_blocks: Any,
     max_position: Any,
     num_slots: Any,
-    num_tokens: Any,
+    slots_stride: Any,
     GROUPS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
@@ -76,7 +76,7 @@ def _prepare_kernel(
         table = tables + (group * num_slots + held) * max_blocks
         block = tl.load(table + position // 16, mask=readable, other=-1).to(tl.int64)
         written = tl.where(block >= 0, block * 16 + position % 16, -1)
-        tl.store(slots + group * num_tokens + first + within, written, mask=inside)
+        tl.store(slots + group * slots_stride + first + within, written, mask=inside)
 
 
 @triton.jit(do_not_specialize=["batch_stride"])
@@ -142,7 +142,7 @@ def prepare_step(
         max_blocks,
         max_position,
         num_slots,
-        slots.shape[1],
+        slots.stride(0),
         GROUPS=groups,
         CHUNK=_CHUNK,
         num_warps=4,

@@ -44,9 +44,9 @@ class GpuLayout:
             _one_size([spec.layers[index].attention for index in members]) for members in self.members
         )
         """What the layers of each group have in common."""
-        self._type = CACHE_TYPES[dtype]
+        self.type = CACHE_TYPES[dtype]
         self.groups = tuple(
-            KVGroup(window, len(members) * 2 * attention.kv_size * block_size * self._type.itemsize)
+            KVGroup(window, len(members) * 2 * attention.kv_size * block_size * self.type.itemsize)
             for window, members, attention in zip(windows, self.members, self.attention, strict=True)
         )
         self.places = {
@@ -62,7 +62,7 @@ class GpuLayout:
             shape = (len(members), blocks, 2, attention.num_kv_heads, self.block_size, attention.head_dim)
             try:
                 # A device's memory is there when it is allocated; what is read before it is written must be finite.
-                cache = torch.zeros(shape, dtype=self._type, device=self.device)
+                cache = torch.zeros(shape, dtype=self.type, device=self.device)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 raise MemoryError(f"{blocks} KV blocks do not fit on the device; lower --kv-cache-memory") from error
             self.caches.append(cache)
