@@ -96,10 +96,16 @@ def rows_in(buffer: Tensor) -> SamplingRows:
     """Return the settings in a buffer of int32 [ROW_WORDS, R] that `pack_rows` has filled."""
     if buffer.dtype != torch.int32 or buffer.ndim != 2 or buffer.shape[0] != ROW_WORDS or not buffer.is_contiguous():
         raise ValueError(f"The settings' buffer must be int32 [{ROW_WORDS}, rows], contiguous.")
-    words = [buffer[i] for i in range(2, ROW_WORDS)]
-    top_p = buffer[:2].view(-1).view(torch.float64)
     return SamplingRows(
-        top_p, *words[:4], words[4].view(torch.float32), words[5], words[6].view(torch.float32), words[7]
+        top_p=buffer[:2].view(-1).view(torch.float64),
+        seed_low=buffer[2],
+        seed_high=buffer[3],
+        choice=buffer[4],
+        position=buffer[5],
+        inverse_temperature=buffer[6].view(torch.float32),
+        top_k=buffer[7],
+        min_p=buffer[8].view(torch.float32),
+        greedy=buffer[9],
     )
 
 

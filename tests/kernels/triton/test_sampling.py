@@ -181,7 +181,7 @@ def test_uniforms_are_the_cpus() -> None:
     _uniforms[(8,)](torch.from_numpy(words), out)
     low, high, choice, position = words.astype(np.int64).T & 0xFFFF_FFFF
     wanted = [
-        _native.uniform(int(a | b << 32), int(c), int(d))
+        _native.uniform(int(a) | int(b) << 32, int(c), int(d))
         for a, b, c, d in zip(low, high, choice, position, strict=True)
     ]
     assert out.tolist() == wanted
