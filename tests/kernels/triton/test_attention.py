@@ -20,6 +20,7 @@ from octavo_kernels.triton.attention_plan import (
     find_prefixes,
     plan_work,
 )
+from octavo_kernels.triton.launch import recorded
 
 BLOCK = 16
 SPLIT = 64
@@ -302,6 +303,22 @@ def test_a_graph_of_fixed_grids_replays_any_step_that_fits() -> None:
         attention(q, case.cache, captured, torch.from_numpy(case.tables), out, scale=32**-0.5, tuning=TUNING)
         assert torch.equal(out[: len(case.q)], attend(case))
         assert (out[len(case.q) :] == 7.0).all()
+
+
+def test_another_step_compiles_no_other_variant() -> None:
+    # All that varies is what the kernel takes unspecialised.
+    seen: list[tuple[list[object], dict[str, object]]] = []
+
+    def record(kernel: object, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
+        seen.append(([arg for arg in args if not isinstance(arg, torch.Tensor)], options))
+
+    with recorded(record):
+        for rows in ([(1, 1)], [(15, 15), (160, 16)], [(16, 16)] * 4):
+            attend(build(rows, 6, 2, 32), split_tokens=32 * len(rows), invariant=False)
+    for (scalars, options), (first, first_options) in zip(seen[2:], seen[:2] * 2, strict=True):
+        assert options == first_options
+        varying = {number for number, (one, other) in enumerate(zip(scalars, first, strict=True)) if one != other}
+        assert varying <= {3, 4}, "the stride of the block tables and the split"
 
 
 @settings(max_examples=12, derandomize=True)
