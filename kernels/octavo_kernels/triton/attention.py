@@ -62,6 +62,17 @@ class AttentionBuffers:
             + 2 * capacity.tokens * len(QUERY_FIELDS)
         )
         self.lists = torch.zeros(size, dtype=torch.int32, device=device)
+        self._captured: tuple[int, ...] | None = None
+
+    def keep_kind(self, work: WorkList) -> None:
+        """Raise ValueError unless a graph captured with these buffers can run this list: it has the constants of one."""
+        split = work.split_tokens if work.invariant else 0
+        kind = (split, work.window, work.group_size, work.block_m, work.block_n)
+        if self._captured not in (None, kind):
+            raise ValueError(
+                f"(split, window, group, block_m, block_n) {kind}: the graph has {self._captured}; capture another"
+            )
+        self._captured = kind
 
 
 class AttentionWork(NamedTuple):
@@ -85,9 +96,12 @@ def upload(work: WorkList, buffers: AttentionBuffers, *, fixed: bool = False) ->
 
     fixed: the grids are the capacity, whatever the step: capture a graph with the result once, and before each replay
     call this again with the same buffers. Such a step must not exceed what its capture assumed, which plan_work's
-    `capacity` argument (buffers.capacity) sees to. ValueError: the list does not fit the buffers.
+    `capacity` argument (buffers.capacity) sees to. ValueError: the list does not fit the buffers, or is of another kind
+    than that of the graph.
     """
     capacity = buffers.capacity
+    if fixed:
+        buffers.keep_kind(work)
     too_large = len(work.items) > capacity.items or work.partials > capacity.partials
     if too_large or len(work.merges) > capacity.tokens or len(work.queries) > 2 * capacity.tokens:
         raise ValueError(

@@ -303,6 +303,8 @@ def test_a_graph_of_fixed_grids_replays_any_step_that_fits() -> None:
         attention(q, case.cache, captured, torch.from_numpy(case.tables), out, scale=32**-0.5, tuning=TUNING)
         assert torch.equal(out[: len(case.q)], attend(case))
         assert (out[len(case.q) :] == 7.0).all()
+    with pytest.raises(ValueError, match="capture another"):
+        upload(plan(case, window=5, capacity=CAPACITY), buffers, fixed=True)
 
 
 def test_another_step_compiles_no_other_variant() -> None:
