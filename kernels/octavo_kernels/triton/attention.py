@@ -65,7 +65,7 @@ class AttentionBuffers:
         self._captured: tuple[int, ...] | None = None
 
     def keep_kind(self, work: WorkList) -> None:
-        """Raise ValueError unless a graph captured with these buffers can run this list: it has the constants of one."""
+        """Raise ValueError unless a graph captured with these buffers can run this list (same constants)."""
         split = work.split_tokens if work.invariant else 0
         kind = (split, work.window, work.group_size, work.block_m, work.block_n)
         if self._captured not in (None, kind):
