@@ -6,10 +6,13 @@ a preempted prompt begins again.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_engine.model.pooling import Kind
+if TYPE_CHECKING:  # a runner on a GPU imports this beside numpy and torch alone
+    from octavo_engine.model.pooling import Kind
 
 
 class PromptPooling:

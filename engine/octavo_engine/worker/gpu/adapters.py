@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_engine.model.adapter import Adapter, AdapterPart, open_adapter
 from octavo_engine.model.spec import LayerSpec, ModelSpec
 from octavo_engine.worker.gpu.sharding import Shard, columns_of, rows_of, shard_spec
 from octavo_kernels.triton.lora import LoraBank, make_bank
+
+if TYPE_CHECKING:  # reading files takes more than numpy and torch, and what computes takes no more
+    from octavo_engine.model.adapter import Adapter, AdapterPart
 
 PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv": ("q", "k", "v"),
@@ -68,6 +70,8 @@ class AdapterBank:
 
     def open(self, folder: Path) -> GpuAdapter:
         """Read an adapter's files: on any thread, beside steps. Raises UnsupportedModelError."""
+        from octavo_engine.model.adapter import open_adapter
+
         adapter = open_adapter(folder, self._whole)
         layers = tuple(self._factors(adapter, index) for index in range(len(self._whole.layers)))
         return GpuAdapter(adapter.digest, folder, layers)

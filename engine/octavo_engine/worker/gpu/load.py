@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.spec import ModelSpec, UnsupportedModelError
 from octavo_engine.worker.gpu.adapters import AdapterBank
 from octavo_engine.worker.gpu.cache import GpuLayout
@@ -18,6 +17,9 @@ from octavo_engine.worker.gpu.sharding import Shard, check_shards, shard_spec
 from octavo_engine.worker.gpu.weights import DTYPES, ModelWeights, Progress, load_weights
 from octavo_kernels.triton.configurations import for_target
 from octavo_kernels.triton.targets import target_of_device
+
+if TYPE_CHECKING:  # reading files takes more than numpy and torch, and what computes takes no more
+    from octavo_engine.model.checkpoint import Checkpoint
 
 
 class Place(NamedTuple):

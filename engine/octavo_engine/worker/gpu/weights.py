@@ -7,18 +7,20 @@ rank's own spec: a checkpoint that says otherwise is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_engine.model.checkpoint import Checkpoint
 from octavo_engine.model.qtensor import QTensor
 from octavo_engine.model.spec import LayerSpec, NormSpec, UnsupportedModelError
 from octavo_engine.worker.gpu.precision import GpuPrecision
 from octavo_engine.worker.gpu.sharding import Shard, columns_of, rows_of, shard_spec
 from octavo_kernels.triton.weights import Weight, from_gguf, join_rows, quantize, stack
+
+if TYPE_CHECKING:  # reading files takes more than numpy and torch, and what computes takes no more
+    from octavo_engine.model.checkpoint import Checkpoint
 
 Progress = Callable[[str, float], None]
 
