@@ -31,13 +31,13 @@ class GroupedTuning(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """Which choices each block multiplies, and by which weight; valid up to `count`, which only the device knows."""
+    """Which choices each block multiplies, and by which weight; valid up to `used`, which only the device knows."""
 
     choices: Tensor
     """int32 [blocks, block_m]: row · k + j of the choices, -1 beyond a weight's last."""
     weights: Tensor
     """int32 [blocks]."""
-    count: Tensor
+    used: Tensor
     """int32 [1], blocks in use."""
     rows: int
     per_row: int
@@ -77,7 +77,7 @@ def plan_groups(chosen: Tensor, num_weights: int, block_m: int) -> GroupPlan:
     )  # fmt: skip
     launch(_count, (num_weights,), chosen, counts, total, BLOCK=_SCAN, num_warps=4)
     launch(
-        _place, (num_weights,), chosen, counts, plan.choices, plan.weights, plan.count, total, num_weights,
+        _place, (num_weights,), chosen, counts, plan.choices, plan.weights, plan.used, total, num_weights,
         WEIGHTS=triton.next_power_of_2(num_weights), BLOCK_M=block_m, BLOCK=_SCAN, num_warps=4,
     )  # fmt: skip
     return plan
@@ -117,7 +117,7 @@ def launch_grouped(
     features = weights.rows
     launch(
         _grouped, (plan.choices.shape[0], triton.cdiv(features, tuning.block_n), split_k),
-        x, weights.values, weights.scales, weights.offsets, plan.choices, plan.weights, plan.count, out,
+        x, weights.values, weights.scales, plan.choices, plan.weights, plan.used, out,
         plan.rows * plan.per_row, features, weights.columns, x.stride(0), out.stride(0),
         KIND=weights.kind, PER_ROW=1 if x.shape[0] == plan.rows * plan.per_row else plan.per_row,
         BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=tuning.block_k, SPLIT_K=split_k,
@@ -182,7 +182,6 @@ def _grouped(
     x: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
-    offsets: tl.tensor,
     choices: tl.tensor,
     weights: tl.tensor,
     count: tl.tensor,
@@ -212,16 +211,16 @@ def _grouped(
     values += size * (inputs // 2 if KIND == "int4" else inputs)
     if KIND == "fp8":
         scales += size
-    elif KIND != "dense":
+    elif KIND == "int8":
+        scales += size * tl.cdiv(inputs, 64)
+    elif KIND == "int4":
         scales += size * (inputs // 32)
-        if offsets is not None:
-            offsets += size * (inputs // 32)
     steps = tl.cdiv(inputs, BLOCK_K)
     share = tl.cdiv(steps, SPLIT_K)
     first = split * share
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     acc = accumulate(
-        acc, x, choice // PER_ROW, live, x_stride, values, scales, offsets, n, features, inputs, first,
+        acc, x, choice // PER_ROW, live, x_stride, values, scales, n, features, inputs, first,
         tl.minimum(first + share, steps), KIND, BLOCK_K, EVEN, PRECISION,
     )  # fmt: skip
     acc = finish(acc, scales, n, features, KIND)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.triton.launch import launch
-from octavo_kernels.triton.tile import accumulate, check_block_k, finish, nibbles, precision
+from octavo_kernels.triton.tile import accumulate, check_block_k, finish, half_of, nibble, precision
 from octavo_kernels.triton.weights import Weight
 
 
@@ -51,7 +51,7 @@ def linear(
         target, row = x.new_empty((split, tokens, features), dtype=torch.float32), features
     tiles = triton.cdiv(tokens, tuning.block_m), triton.cdiv(features, tuning.block_n)
     launch(
-        _linear, (*tiles, split), x, weight.values, weight.scales, weight.offsets, None if split > 1 else bias, target,
+        _linear, (*tiles, split), x, weight.values, weight.scales, None if split > 1 else bias, target,
         tokens, features, weight.columns, x.stride(0), row,
         KIND=weight.kind, BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=tuning.block_k, SPLIT_K=split,
         EVEN=weight.columns % tuning.block_k == 0, PRECISION=precision(x.dtype),
@@ -109,7 +109,7 @@ def dequantize_into(weight: Weight, out: Tensor, first_row: int = 0) -> None:
         return
     grid = (triton.cdiv(weight.columns, 256), triton.cdiv(out.shape[0], 32))
     launch(
-        _dequantize, grid, weight.values, weight.scales, weight.offsets, out, out.shape[0], first_row, weight.rows,
+        _dequantize, grid, weight.values, weight.scales, out, out.shape[0], first_row, weight.rows,
         weight.columns, KIND=weight.kind, BLOCK_N=32, BLOCK_K=256, num_warps=4,
     )  # fmt: skip
 
@@ -147,7 +147,6 @@ def _linear(
     x: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
-    offsets: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     tokens: tl.tensor,
@@ -173,7 +172,7 @@ def _linear(
     first = split * share
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     acc = accumulate(
-        acc, x, rows, live, x_stride, values, scales, offsets, n, features, inputs, first,
+        acc, x, rows, live, x_stride, values, scales, n, features, inputs, first,
         tl.minimum(first + share, steps), KIND, BLOCK_K, EVEN, PRECISION,
     )  # fmt: skip
     acc = finish(acc, scales, n, features, KIND)
@@ -209,7 +208,6 @@ def _sum_splits(
 def _dequantize(
     values: tl.tensor,
     scales: tl.tensor,
-    offsets: tl.tensor,
     out: tl.tensor,
     rows: tl.tensor,
     first_row: tl.tensor,
@@ -233,20 +231,15 @@ def _dequantize(
         BYTES: tl.constexpr = 32 if KIND == "int8" else 16
         cell = n[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
         lane = tl.arange(0, BYTES)[None, :]
-        for part in tl.static_range(BLOCK_K // 32):
-            group = tl.program_id(0) * (BLOCK_K // 32) + part
-            held = inside & (group * 32 + lane < inputs)
-            at = group.to(tl.int64) * features
-            quants = tl.load(values + at * BYTES + cell, mask=held, other=0)
-            scale = tl.load(scales + at + n[:, None], mask=held, other=0.0).to(tl.float32)
+        for half in tl.static_range(BLOCK_K // BYTES):
+            column = tl.program_id(0) * BLOCK_K + half * BYTES + lane
+            held = inside & (column < inputs)
+            group = (tl.program_id(0) * BLOCK_K + half * BYTES) // 32
+            quants = tl.load(values + group.to(tl.int64) * features * BYTES + cell, mask=held, other=0)
+            span = (group // 2 if KIND == "int8" else group).to(tl.int64) * features
+            word = tl.load(scales + span + n[:, None], mask=held, other=0)
             if KIND == "int8":
-                value = quants.to(tl.float32) * scale
-                tl.store(out_rows + group * 32 + lane, value.to(out.dtype.element_ty), mask=held)
+                value = quants.to(tl.float32) * half_of(word, half % 2)
             else:
-                low, high = nibbles(quants, offsets is not None)
-                low, high = low * scale, high * scale
-                if offsets is not None:
-                    offset = tl.load(offsets + at + n[:, None], mask=held, other=0.0).to(tl.float32)
-                    low, high = low + offset, high + offset
-                tl.store(out_rows + group * 32 + lane, low.to(out.dtype.element_ty), mask=held)
-                tl.store(out_rows + group * 32 + 16 + lane, high.to(out.dtype.element_ty), mask=held)
+                value = nibble(quants, half % 2, word)
+            tl.store(out_rows + column, value.to(out.dtype.element_ty), mask=held)

@@ -112,7 +112,7 @@ def lora(x: Tensor, bank: LoraBank, plan: GroupPlan, out: Tensor, *, tuning: Lor
     launch_grouped(x, Weight("dense", bank.a), plan, ranks, tuning.split_k, shrink)
     launch(
         _expand, (plan.choices.shape[0], triton.cdiv(features, tuning.block_n)),
-        ranks, bank.b, bank.scales, plan.choices, plan.weights, plan.count, out, tokens, features, rank, out.stride(0),
+        ranks, bank.b, bank.scales, plan.choices, plan.weights, plan.used, out, tokens, features, rank, out.stride(0),
         BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_R=tuning.block_r, SPLIT_K=tuning.split_k,
         PRECISION=precision(bank.b.dtype), num_warps=tuning.num_warps, num_stages=tuning.num_stages,
     )  # fmt: skip

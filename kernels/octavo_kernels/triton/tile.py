@@ -23,7 +23,6 @@ def accumulate(
     stride: tl.tensor,
     values: tl.tensor,  # pointer to the weight, as its kind lays it out
     scales: tl.tensor,
-    offsets: tl.tensor,
     n: tl.tensor,  # [BLOCK_N], rows of the weight
     features: tl.tensor,
     inputs: tl.tensor,
@@ -38,7 +37,7 @@ def accumulate(
     x_rows = x + rows.to(tl.int64) * stride
     if KIND == "int8" or KIND == "int4":
         acc = _accumulate_groups(
-            acc, x_rows, live, values, scales, offsets, n, features, inputs, first, last, KIND, BLOCK_K, EVEN, PRECISION
+            acc, x_rows, live, values, scales, n, features, inputs, first, last, KIND, BLOCK_K, EVEN, PRECISION
         )
     else:
         k = tl.arange(0, BLOCK_K)
@@ -60,7 +59,6 @@ def _accumulate_groups(
     live: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
-    offsets: tl.tensor,
     n: tl.tensor,
     features: tl.tensor,
     inputs: tl.tensor,
@@ -72,32 +70,32 @@ def _accumulate_groups(
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
     """`accumulate` over groups of 32 inputs: a step's groups are read together and multiplied one after another."""
-    GROUPS: tl.constexpr = BLOCK_K // 32
+    # A word of scales is 4 bytes for every row: what the hardware copies asynchronously, unlike one float16.
+    SPAN: tl.constexpr = 64 if KIND == "int8" else 32
     BYTES: tl.constexpr = 32 if KIND == "int8" else 16
-    groups = inputs // 32
     cell = n[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
     lane = tl.arange(0, BYTES)[:, None]
     for step in range(first, last):
-        for part in tl.static_range(GROUPS):
-            group = step * GROUPS + part
-            there = live[None, :] if EVEN else live[None, :] & (group * 32 + lane < inputs)
-            held = n < features if EVEN else n < tl.where(group < groups, features, 0)
-            at = group.to(tl.int64) * features
-            quants = tl.load(values + at * BYTES + cell, mask=held[:, None], other=0)
-            scale = tl.load(scales + at + n, mask=held, other=0.0).to(tl.float32)[:, None]
-            x_at = x_rows[None, :] + (group * 32 + lane)
-            if KIND == "int8":
-                weight = (quants.to(tl.float32) * scale).to(x_rows.dtype.element_ty)
-                acc = dot(weight, tl.load(x_at, mask=there, other=0.0), acc, PRECISION)
-            else:
-                low, high = nibbles(quants, offsets is not None)
-                low, high = low * scale, high * scale
-                if offsets is not None:
-                    offset = tl.load(offsets + at + n, mask=held, other=0.0).to(tl.float32)[:, None]
-                    low, high = low + offset, high + offset
-                low, high = low.to(x_rows.dtype.element_ty), high.to(x_rows.dtype.element_ty)
-                acc = dot(low, tl.load(x_at, mask=there, other=0.0), acc, PRECISION)
-                acc = dot(high, tl.load(x_at + 16, mask=there, other=0.0), acc, PRECISION)
+        for part in tl.static_range(BLOCK_K // SPAN):
+            span = step * (BLOCK_K // SPAN) + part
+            held = n < features if EVEN else n < tl.where(span * SPAN < inputs, features, 0)
+            word = tl.load(scales + span.to(tl.int64) * features + n, mask=held, other=0)[:, None]
+            for half in tl.static_range(2):
+                # An int8 span is two groups, an int4 span the halves of one.
+                column = span * SPAN + half * BYTES + lane
+                there = live[None, :] if EVEN else live[None, :] & (column < inputs)
+                part_x = tl.load(x_rows[None, :] + column, mask=there, other=0.0)
+                if KIND == "int8":
+                    group = span * 2 + half
+                    own = n < features if EVEN else n < tl.where(group * 32 < inputs, features, 0)
+                    at = values + group.to(tl.int64) * features * BYTES
+                    weight = tl.load(at + cell, mask=own[:, None], other=0).to(tl.float32) * half_of(word, half)
+                else:
+                    if half == 0:
+                        at = values + span.to(tl.int64) * features * BYTES
+                        quants = tl.load(at + cell, mask=held[:, None], other=0)
+                    weight = nibble(quants, half, word)
+                acc = dot(weight.to(x_rows.dtype.element_ty), part_x, acc, PRECISION)
     return acc
 
 
@@ -112,12 +110,23 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor, PRECISION: tl.constexpr) -> 
 
 
 @triton.jit
-def nibbles(quants: tl.tensor, UNSIGNED: tl.constexpr) -> tl.tensor:
-    """Return the low and the high nibbles as float32: 0..15, or -8..7."""
-    low, high = (quants & 0xF).to(tl.float32), (quants >> 4).to(tl.float32)
-    if not UNSIGNED:
-        low, high = low - 8.0, high - 8.0
-    return low, high
+def half_of(word: tl.tensor, half: tl.constexpr) -> tl.tensor:
+    """Return the float16 in a word's lower (0) or upper (1) half as float32."""
+    bits = word if half == 0 else word >> 16
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def nibble(quants: tl.tensor, half: tl.constexpr, word: tl.tensor) -> tl.tensor:
+    """Return the values, float32, of the low (0) or high (1) nibbles: scale · q + offset, rounded once."""
+    scale, offset = half_of(word, 0), half_of(word, 1)
+    wide = quants.to(tl.int32)
+    if half == 0:
+        value = (wide & 0xF).to(tl.float32) * scale + offset
+    else:
+        # Sixteen times as much by a sixteenth of the scale: exact, and one shift per row instead of per value.
+        value = (wide & 0xF0).to(tl.float32) * (scale * 0.0625) + offset
+    return value
 
 
 @triton.jit
@@ -137,8 +146,7 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def check_block_k(weight: Weight, block_k: int) -> None:
-    """Raise ValueError for a step that does not fit the weight's groups."""
-    if block_k % 32 or block_k < 32:
-        raise ValueError(f"A step of {block_k} inputs is no multiple of 32; take a block_k of 32, 64, 128 or 256.")
-    if not weight.grouped and block_k & (block_k - 1):
-        raise ValueError(f"A step of {block_k} inputs is no power of two; take a block_k of 32, 64, 128 or 256.")
+    """Raise ValueError for a step that cuts what the kind reads together."""
+    least = 64 if weight.kind == "int8" else 32
+    if block_k < least or block_k & (block_k - 1):
+        raise ValueError(f"A step of {block_k} inputs does not fit {weight.kind}; take a power of two from {least} on.")

@@ -3,16 +3,16 @@
 Layouts, of a weight [N, K] (stacked experts have one more dimension in front of every tensor):
 
     dense   values [N, K]        float32, bfloat16 or float16
-    fp8     values [N, K]        float8_e4m3fn                    scales [N] float32
-    int8    values [K/32, N, 32] int8                             scales [K/32, N]
-    int4    values [K/32, N, 16] uint8, low nibble: inputs 0..15, scales [K/32, N], offsets [K/32, N] or None
-            of the group, high nibble: inputs 16..31
+    fp8     values [N, K]        float8_e4m3fn                     scales [N] float32
+    int8    values [K/32, N, 32] int8                              scales [⌈K/64⌉, N] int32: two groups' float16
+    int4    values [K/32, N, 16] uint8, low nibbles: inputs 0..15  scales [K/32, N] int32: float16 scale, offset above
+            of the group, high nibbles: inputs 16..31
 
-An int8 value is scale · q. An int4 value is scale · q + offset, or scale · (q - 8) where offsets is None. Groups are 32
-inputs of one row, as GGUF has them; scales and offsets are float16, as files hold them, so nothing is lost. The groups'
-dimension comes first because a program reads all of its rows' values of one group at once: they are then one contiguous
-piece of memory, and so are their scales. An int4 group's halves are the two products of a step, so that nibbles are
-unpacked within the lanes that hold them.
+An int8 value is scale · q, an int4 value scale · q + offset. Groups are 32 inputs of one row and their scales float16,
+as GGUF has them, so nothing of a file is lost. The groups' dimension comes first because a program reads all of its
+rows' values of one group at once: they are one contiguous piece of memory, and so are their scales. These come in words
+of two because the hardware copies asynchronously only from 4 bytes a lane on: a scale that is waited for in every step
+would cost more than its bytes. An int4 group's halves are two products, so that nibbles are unpacked where they lie.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Weight(NamedTuple):
     kind: str
     values: Tensor
     scales: Tensor | None = None
-    offsets: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -85,23 +84,25 @@ class Weight(NamedTuple):
         """Return input features first..last (whole groups) as a weight, as a row-parallel layer's rank holds."""
         self._check_range(first, last, self.columns, "Input")
         if not self.grouped:
-            values = self.values.narrow(-1, first, last - first).contiguous()
-            return Weight(self.kind, values, self.scales, self.offsets)
+            return Weight(self.kind, self.values.narrow(-1, first, last - first).contiguous(), self.scales)
         if first % GROUP or last % GROUP:
             raise ValueError(
                 f"Input features {first}..{last} of an {self.kind} weight cut a group of {GROUP}; "
                 "cut at multiples of it."
             )
         begin, count = first // GROUP, (last - first) // GROUP
-        shards = [self.values.narrow(-3, begin, count)]
-        shards += [part.narrow(-2, begin, count) for part in self._parts()[1:]]
-        return self._replaced(*(shard.contiguous() for shard in shards))
+        values, scales = self.values.narrow(-3, begin, count).contiguous(), self.scales
+        assert scales is not None
+        if self.kind == "int8":
+            # Groups that shared a word may part here, and others meet.
+            return Weight(self.kind, values, _pair_groups(_group_scales(self).narrow(-2, begin, count)))
+        return Weight(self.kind, values, scales.narrow(-2, begin, count).contiguous())
 
     def _parts(self) -> list[Tensor]:
-        return [part for part in (self.values, self.scales, self.offsets) if part is not None]
+        return [self.values] if self.scales is None else [self.values, self.scales]
 
-    def _replaced(self, values: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> Weight:
-        return Weight(self.kind, values, scales, offsets)
+    def _replaced(self, values: Tensor, scales: Tensor | None = None) -> Weight:
+        return Weight(self.kind, values, scales)
 
     @staticmethod
     def _check_range(first: int, last: int, size: int, what: str) -> None:
@@ -129,14 +130,14 @@ def quantize(weight: Tensor | NDArray[Any], kind: str) -> Weight:
     if kind == "int8":
         scales = (groups.abs().amax(-1) / 127).clamp(max=_FP16_MAX).half()
         quants = torch.round(groups / _nonzero(scales.float())[..., None]).clamp(-127, 127).to(torch.int8)
-        return Weight(kind, _groups_first(quants), _groups_first(scales))
+        return Weight(kind, _groups_first(quants), _pair_groups(_groups_first(scales)))
     low, high = groups.aminmax(dim=-1)
     offsets = low.clamp(-_FP16_MAX, _FP16_MAX).half()
     scales = ((high - offsets.float()) / 15).clamp(0, _FP16_MAX).half()
     shifted = (groups - offsets.float()[..., None]) / _nonzero(scales.float())[..., None]
     quants = torch.round(shifted).clamp(0, 15).to(torch.uint8)
     packed = quants[..., : GROUP // 2] | (quants[..., GROUP // 2 :] << 4)
-    return Weight(kind, _groups_first(packed), _groups_first(scales), _groups_first(offsets))
+    return Weight(kind, _groups_first(packed), _words(_groups_first(scales), _groups_first(offsets)))
 
 
 def from_gguf(kind: str, plane: NDArray[np.uint8]) -> Weight:
@@ -158,11 +159,17 @@ def from_gguf(kind: str, plane: NDArray[np.uint8]) -> Weight:
     heads = 2 if kind == "Q4_1" else 1
     halves = np.ascontiguousarray(blocks[..., : 2 * heads]).view("<f2")
     scales = _groups_first(torch.from_numpy(halves[..., 0].astype(np.float16)))
-    offsets = _groups_first(torch.from_numpy(halves[..., 1].astype(np.float16))) if heads == 2 else None
     quants = np.ascontiguousarray(blocks[..., 2 * heads :])
     if kind == "Q8_0":
-        return Weight("int8", _groups_first(torch.from_numpy(quants.view(np.int8))), scales)
-    return Weight("int4", _groups_first(torch.from_numpy(quants)), scales, offsets)
+        return Weight("int8", _groups_first(torch.from_numpy(quants.view(np.int8))), _pair_groups(scales))
+    if kind == "Q4_1":
+        offsets = _groups_first(torch.from_numpy(halves[..., 1].astype(np.float16)))
+    else:
+        # Q4_0 is scale · (q - 8): eight times a float16 is one, and the sum is exact as well.
+        offsets = scales * -8
+        if not bool(torch.isfinite(offsets).all()):
+            raise ValueError("The Q4_0 weight has scales beyond 8188, no model's; its file is damaged: fetch it again.")
+    return Weight("int4", _groups_first(torch.from_numpy(quants)), _words(scales, offsets))
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -173,13 +180,11 @@ def dequantize(weight: Weight) -> Tensor:
     if weight.kind == "fp8":
         return values.float() * scales[..., None]
     if weight.kind == "int8":
-        groups = values.float()
+        groups = values.float() * _group_scales(weight).float()[..., None]
     else:
         groups = torch.cat([values & 0xF, values >> 4], dim=-1).float()
-        groups = groups if weight.offsets is not None else groups - 8
-    groups = groups * scales.float()[..., None]
-    if weight.offsets is not None:
-        groups = groups + weight.offsets.float()[..., None]
+        halves = _halves(scales).float()
+        groups = groups * halves[..., :1] + halves[..., 1:]
     return groups.movedim(-3, -2).flatten(-2)
 
 
@@ -210,6 +215,30 @@ def _groups_first(groups: Tensor) -> Tensor:
     if groups.dtype == torch.float16:
         return groups.transpose(-1, -2).contiguous()
     return groups.transpose(-2, -3).contiguous()
+
+
+def _words(low: Tensor, high: Tensor) -> Tensor:
+    """Return int32 words of float16 halves."""
+    return torch.stack([low, high], dim=-1).reshape(-1).view(torch.int32).reshape(low.shape)
+
+
+def _halves(words: Tensor) -> Tensor:
+    """Return the float16 halves of words, as one more dimension."""
+    return words.reshape(-1).view(torch.float16).reshape(*words.shape, 2)
+
+
+def _pair_groups(scales: Tensor) -> Tensor:
+    """Return float16 scales [.., K/32, N] as words of two groups each; beyond the last is zero."""
+    if scales.shape[-2] % 2:
+        scales = torch.cat([scales, torch.zeros_like(scales[..., :1, :])], dim=-2)
+    return _words(scales[..., 0::2, :], scales[..., 1::2, :])
+
+
+def _group_scales(weight: Weight) -> Tensor:
+    """Return an int8 weight's float16 scales [.., K/32, N]."""
+    assert weight.scales is not None
+    pairs = _halves(weight.scales).movedim(-1, -2)
+    return pairs.reshape(*pairs.shape[:-3], -1, pairs.shape[-1])[..., : weight.columns // GROUP, :]
 
 
 def _nonzero(scales: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from octavo_kernels.triton.experts import experts, route
 from octavo_kernels.triton.grouped import GroupedTuning
 from octavo_kernels.triton.weights import Weight, dequantize, quantize
 
-SMALL = GroupedTuning(block_m=16, block_n=32, block_k=32)
+SMALL = GroupedTuning(block_m=16, block_n=32, block_k=64)
 
 
 def matrix(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -40,7 +40,7 @@ def test_a_files_values_are_kept_to_the_bit(kind, n, k):
 
 def test_every_nibble_and_odd_scale_of_a_file_is_kept():
     generator = np.random.default_rng(0)
-    scales = np.array([0.0, -1.5, 6e-8, 65504.0, 0.1, -2e-5], dtype=np.float16)
+    scales = np.array([0.0, -1.5, 6e-8, 8188.0, 0.1, -2e-5], dtype=np.float16)
     for kind, heads, quants in (("Q4_0", 1, 16), ("Q4_1", 2, 16), ("Q8_0", 1, 32)):
         head = generator.choice(scales, (6, 4, heads)).view(np.uint8)
         tail = generator.integers(0, 256, (6, 4, quants), dtype=np.uint8)
@@ -77,6 +77,7 @@ def test_shards_joined_again_are_the_weight(kind):
     assert torch.equal(dequantize(stack([weight, weight])), torch.stack([whole, whole]))
     assert stack([weight, weight]).experts == 2
     assert weight.experts is None
+    # Both shards hold an fp8 weight's row scales, and a word of int8 scales that has no second group.
     assert left.nbytes + right.nbytes - weight.nbytes == (12 * 4 if kind == "fp8" else 0)
 
 
@@ -128,6 +129,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
     _refused(lambda: weight.shard_rows(2, 5), "no part of a weight's 4")
     _refused(lambda: from_gguf("Q6_K", np.zeros((1, 210), dtype=np.uint8)), "no layout on the GPU")
     _refused(lambda: from_gguf("Q8_0", np.zeros((1, 33), dtype=np.uint8)), "blocks of 34 bytes")
+    damaged = np.zeros((1, 18), dtype=np.uint8)
+    damaged[0, 1] = 0x78
+    _refused(lambda: from_gguf("Q4_0", damaged), "scales beyond 8188")
     _refused(lambda: join_rows([weight, Weight("dense", matrix(4, 64))]), "Only weights of one kind")
     _refused(lambda: stack([weight, quantize(matrix(5, 64), "int8")]), "Only experts of one kind")
     _refused(lambda: dequantize_into(weight, torch.empty(4, 32)), "contiguous")
