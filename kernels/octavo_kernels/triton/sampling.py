@@ -239,11 +239,11 @@ def _weigh(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(greedy + row) == 0:
+    largest = _largest(maxima, row, chunks, CHUNKS)
+    if (tl.load(greedy + row) == 0) & (tl.abs(largest) < float("inf")):
         _, _, filtered = _filters(top_k, top_p, row, vocab)
         least = tl.where(filtered, 0.0, tl.load(min_p + row))
         _, values = _load_chunk(logits, row, chunk, stride, vocab, CHUNK)
-        largest = _largest(maxima, row, chunks, CHUNKS)
         found = weight_of(values, largest, tl.load(inverse_temperature + row), least)
         tl.store(weights + row * chunks + chunk, tl.sum(found.to(tl.int64), 0))
 
@@ -269,10 +269,10 @@ def _limit(
     row = tl.program_id(0).to(tl.int64)
     k, p, filtered = _filters(top_k, top_p, row, vocab)
     largest = _largest(maxima, row, chunks, CHUNKS)
-    limit = float("inf") + largest * 0.0
-    if filtered & (tl.load(greedy + row) == 0):
+    limit = tl.full([], float("inf"), tl.float32)
+    if filtered & (tl.load(greedy + row) == 0) & (tl.abs(largest) < float("inf")):
         # In temperatures from the largest: farther down a weight is 0.
-        distance = 21.0 + largest * 0.0
+        distance = tl.full([], 21.0, tl.float32)
         if k == 0:
             # Tokens that together, were all as heavy as the heaviest of them, do not exceed what may be missing.
             total = _total(weights, row, chunks, CHUNKS)
@@ -285,7 +285,8 @@ def _limit(
             # At least k logits reach the k-th largest of the maxima of disjoint parts.
             at = tl.arange(0, PARTS)
             orders = order_of(tl.load(parts + row * num_parts + at, at < num_parts, float("-inf")))
-            low, high = order_of(float("-inf") + largest * 0.0), order_of(largest)
+            # From -infinity's place in the order.
+            low, high = tl.full([], -0x7F800001, tl.int32), order_of(largest)
             while low < high:
                 middle = (low | high) - ((low ^ high) >> 1)
                 reach = tl.sum(((orders >= middle) & (at < num_parts)).to(tl.int32), 0)
