@@ -208,13 +208,14 @@ def _grouped(
     live = choice >= 0
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
-    values += size * (inputs // 2 if KIND == "int4" else inputs)
+    pairs = tl.cdiv(inputs, 64)
+    values += size * (pairs * 32 if KIND == "int4" else inputs)
     if KIND == "fp8":
         scales += size
     elif KIND == "int8":
-        scales += size * tl.cdiv(inputs, 64)
+        scales += size * pairs
     elif KIND == "int4":
-        scales += size * (inputs // 32)
+        scales += size * pairs * 2
     steps = tl.cdiv(inputs, BLOCK_K)
     share = tl.cdiv(steps, SPLIT_K)
     first = split * share

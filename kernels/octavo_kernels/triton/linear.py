@@ -228,18 +228,18 @@ def _dequantize(
         value = value * tl.load(scales + n, mask=row < rows, other=0.0)[:, None]
         tl.store(out_rows + column, value.to(out.dtype.element_ty), mask=inside)
     else:
-        BYTES: tl.constexpr = 32 if KIND == "int8" else 16
-        cell = n[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-        lane = tl.arange(0, BYTES)[None, :]
-        for half in tl.static_range(BLOCK_K // BYTES):
-            column = tl.program_id(0) * BLOCK_K + half * BYTES + lane
+        cell = n[:, None] * 32 + tl.arange(0, 32)[None, :]
+        for part in tl.static_range(BLOCK_K // 32):
+            group = tl.program_id(0) * (BLOCK_K // 32) + part
+            column = group * 32 + tl.arange(0, 32)[None, :]
             held = inside & (column < inputs)
-            group = (tl.program_id(0) * BLOCK_K + half * BYTES) // 32
-            quants = tl.load(values + group.to(tl.int64) * features * BYTES + cell, mask=held, other=0)
-            span = (group // 2 if KIND == "int8" else group).to(tl.int64) * features
-            word = tl.load(scales + span + n[:, None], mask=held, other=0)
+            single, pair = group.to(tl.int64) * features, (group // 2).to(tl.int64) * features
             if KIND == "int8":
-                value = quants.to(tl.float32) * half_of(word, half % 2)
+                word = tl.load(scales + pair + n[:, None], mask=held, other=0)
+                value = tl.load(values + single * 32 + cell, mask=held, other=0).to(tl.float32) * half_of(
+                    word, part % 2
+                )
             else:
-                value = nibble(quants, half % 2, word)
+                word = tl.load(scales + single + n[:, None], mask=held, other=0)
+                value = nibble(tl.load(values + pair * 32 + cell, mask=held, other=0), part % 2, word)
             tl.store(out_rows + column, value.to(out.dtype.element_ty), mask=held)

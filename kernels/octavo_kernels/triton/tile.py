@@ -69,33 +69,30 @@ def _accumulate_groups(
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """`accumulate` over groups of 32 inputs: a step's groups are read together and multiplied one after another."""
-    # A word of scales is 4 bytes for every row: what the hardware copies asynchronously, unlike one float16.
-    SPAN: tl.constexpr = 64 if KIND == "int8" else 32
-    BYTES: tl.constexpr = 32 if KIND == "int8" else 16
-    cell = n[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    lane = tl.arange(0, BYTES)[:, None]
+    """`accumulate` over groups of 32 inputs: a step's are read together and multiplied one after another, by pairs."""
+    cell = n[:, None] * 32 + tl.arange(0, 32)[None, :]
+    lane = tl.arange(0, 32)[:, None]
     for step in range(first, last):
-        for part in tl.static_range(BLOCK_K // SPAN):
-            span = step * (BLOCK_K // SPAN) + part
-            held = n < features if EVEN else n < tl.where(span * SPAN < inputs, features, 0)
-            word = tl.load(scales + span.to(tl.int64) * features + n, mask=held, other=0)[:, None]
+        for pair in tl.static_range(BLOCK_K // 64):
+            span = step * (BLOCK_K // 64) + pair
+            held = n < features if EVEN else n < tl.where(span * 64 < inputs, features, 0)
+            at = span.to(tl.int64) * features
+            if KIND == "int8":
+                word = tl.load(scales + at + n, mask=held, other=0)[:, None]
+            else:
+                quants = tl.load(values + at * 32 + cell, mask=held[:, None], other=0)
             for half in tl.static_range(2):
-                # An int8 span is two groups, an int4 span the halves of one.
-                column = span * SPAN + half * BYTES + lane
+                column = span * 64 + half * 32 + lane
                 there = live[None, :] if EVEN else live[None, :] & (column < inputs)
-                part_x = tl.load(x_rows[None, :] + column, mask=there, other=0.0)
+                part = tl.load(x_rows[None, :] + column, mask=there, other=0.0)
                 if KIND == "int8":
-                    group = span * 2 + half
-                    own = n < features if EVEN else n < tl.where(group * 32 < inputs, features, 0)
-                    at = values + group.to(tl.int64) * features * BYTES
-                    weight = tl.load(at + cell, mask=own[:, None], other=0).to(tl.float32) * half_of(word, half)
+                    own = n < features if EVEN else n < tl.where(span * 64 + half * 32 < inputs, features, 0)
+                    quants = tl.load(values + (at * 2 + half * features) * 32 + cell, mask=own[:, None], other=0)
+                    weight = quants.to(tl.float32) * half_of(word, half)
                 else:
-                    if half == 0:
-                        at = values + span.to(tl.int64) * features * BYTES
-                        quants = tl.load(at + cell, mask=held[:, None], other=0)
+                    word = tl.load(scales + at * 2 + half * features + n, mask=held, other=0)[:, None]
                     weight = nibble(quants, half, word)
-                acc = dot(weight.to(x_rows.dtype.element_ty), part_x, acc, PRECISION)
+                acc = dot(weight.to(x_rows.dtype.element_ty), part, acc, PRECISION)
     return acc
 
 
@@ -147,6 +144,6 @@ def precision(dtype: torch.dtype) -> str:
 
 def check_block_k(weight: Weight, block_k: int) -> None:
     """Raise ValueError for a step that cuts what the kind reads together."""
-    least = 64 if weight.kind == "int8" else 32
+    least = 64 if weight.grouped else 32
     if block_k < least or block_k & (block_k - 1):
         raise ValueError(f"A step of {block_k} inputs does not fit {weight.kind}; take a power of two from {least} on.")

@@ -4,15 +4,16 @@ Layouts, of a weight [N, K] (stacked experts have one more dimension in front of
 
     dense   values [N, K]        float32, bfloat16 or float16
     fp8     values [N, K]        float8_e4m3fn                     scales [N] float32
-    int8    values [K/32, N, 32] int8                              scales [⌈K/64⌉, N] int32: two groups' float16
-    int4    values [K/32, N, 16] uint8, low nibbles: inputs 0..15  scales [K/32, N] int32: float16 scale, offset above
-            of the group, high nibbles: inputs 16..31
+    int8    values [K/32, N, 32] int8    scales [⌈K/64⌉, N] int32: float16 of two groups, the first one's low
+    int4    values [⌈K/64⌉, N, 32] uint8: two groups, the first one's in the low nibbles
+            scales [2 · ⌈K/64⌉, N] int32: float16 scale, and offset above it, of a group
 
 An int8 value is scale · q, an int4 value scale · q + offset. Groups are 32 inputs of one row and their scales float16,
-as GGUF has them, so nothing of a file is lost. The groups' dimension comes first because a program reads all of its
-rows' values of one group at once: they are one contiguous piece of memory, and so are their scales. These come in words
-of two because the hardware copies asynchronously only from 4 bytes a lane on: a scale that is waited for in every step
-would cost more than its bytes. An int4 group's halves are two products, so that nibbles are unpacked where they lie.
+as GGUF has them, so nothing of a file is lost; a last group without a second one is paired with zeros. The groups'
+dimension comes first because a program reads all of its rows' values of one group at once: they are one contiguous
+piece of memory, and so are their scales. These come in words of two because the hardware copies asynchronously only
+from 4 bytes a lane on: a scale that is waited for in every step would cost more than its bytes. Nibbles of a byte
+belong to different groups so that each product is of a whole group, and they are unpacked where they lie.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Weight(NamedTuple):
     kind: str
     values: Tensor
     scales: Tensor | None = None
+    odd: bool = False
+    """Whether an int4 weight's number of groups is odd: its last nibbles are none's."""
 
     @property
     def rows(self) -> int:
@@ -51,6 +54,8 @@ class Weight(NamedTuple):
     @property
     def columns(self) -> int:
         """K, the input features."""
+        if self.kind == "int4":
+            return self.values.shape[-3] * 2 * GROUP - self.odd * GROUP
         return self.values.shape[-3] * GROUP if self.grouped else self.values.shape[-1]
 
     @property
@@ -90,19 +95,16 @@ class Weight(NamedTuple):
                 f"Input features {first}..{last} of an {self.kind} weight cut a group of {GROUP}; "
                 "cut at multiples of it."
             )
+        # Groups that shared a byte or a word may part here, and others meet.
         begin, count = first // GROUP, (last - first) // GROUP
-        values, scales = self.values.narrow(-3, begin, count).contiguous(), self.scales
-        assert scales is not None
-        if self.kind == "int8":
-            # Groups that shared a word may part here, and others meet.
-            return Weight(self.kind, values, _pair_groups(_group_scales(self).narrow(-2, begin, count)))
-        return Weight(self.kind, values, scales.narrow(-2, begin, count).contiguous())
+        quants, scales = (part.narrow(-3, begin, count) for part in _groups(self))
+        return _pack(self.kind, quants, scales)
 
     def _parts(self) -> list[Tensor]:
         return [self.values] if self.scales is None else [self.values, self.scales]
 
     def _replaced(self, values: Tensor, scales: Tensor | None = None) -> Weight:
-        return Weight(self.kind, values, scales)
+        return Weight(self.kind, values, scales, self.odd)
 
     @staticmethod
     def _check_range(first: int, last: int, size: int, what: str) -> None:
@@ -130,14 +132,13 @@ def quantize(weight: Tensor | NDArray[Any], kind: str) -> Weight:
     if kind == "int8":
         scales = (groups.abs().amax(-1) / 127).clamp(max=_FP16_MAX).half()
         quants = torch.round(groups / _nonzero(scales.float())[..., None]).clamp(-127, 127).to(torch.int8)
-        return Weight(kind, _groups_first(quants), _pair_groups(_groups_first(scales)))
+        return _pack(kind, quants.movedim(-2, -3), scales[..., None].movedim(-2, -3))
     low, high = groups.aminmax(dim=-1)
     offsets = low.clamp(-_FP16_MAX, _FP16_MAX).half()
     scales = ((high - offsets.float()) / 15).clamp(0, _FP16_MAX).half()
     shifted = (groups - offsets.float()[..., None]) / _nonzero(scales.float())[..., None]
     quants = torch.round(shifted).clamp(0, 15).to(torch.uint8)
-    packed = quants[..., : GROUP // 2] | (quants[..., GROUP // 2 :] << 4)
-    return Weight(kind, _groups_first(packed), _words(_groups_first(scales), _groups_first(offsets)))
+    return _pack(kind, quants.movedim(-2, -3), torch.stack([scales, offsets], dim=-1).movedim(-2, -3))
 
 
 def from_gguf(kind: str, plane: NDArray[np.uint8]) -> Weight:
@@ -157,19 +158,38 @@ def from_gguf(kind: str, plane: NDArray[np.uint8]) -> Weight:
         )
     blocks = plane.reshape(*plane.shape[:-1], -1, size)
     heads = 2 if kind == "Q4_1" else 1
-    halves = np.ascontiguousarray(blocks[..., : 2 * heads]).view("<f2")
-    scales = _groups_first(torch.from_numpy(halves[..., 0].astype(np.float16)))
-    quants = np.ascontiguousarray(blocks[..., 2 * heads :])
+    halves = np.ascontiguousarray(blocks[..., : 2 * heads]).view("<f2").astype(np.float16)
+    scales = torch.from_numpy(halves).movedim(-2, -3)
+    quants = torch.from_numpy(np.ascontiguousarray(blocks[..., 2 * heads :])).movedim(-2, -3)
     if kind == "Q8_0":
-        return Weight("int8", _groups_first(torch.from_numpy(quants.view(np.int8))), _pair_groups(scales))
-    if kind == "Q4_1":
-        offsets = _groups_first(torch.from_numpy(halves[..., 1].astype(np.float16)))
-    else:
-        # Q4_0 is scale · (q - 8): eight times a float16 is one, and the sum is exact as well.
-        offsets = scales * -8
-        if not bool(torch.isfinite(offsets).all()):
+        return _pack("int8", quants.view(torch.int8), scales)
+    if kind == "Q4_0":
+        # scale · (q - 8): eight times a float16 is one, and so is every value.
+        scales = torch.cat([scales, scales * -8], dim=-1)
+        if not bool(torch.isfinite(scales).all()):
             raise ValueError("The Q4_0 weight has scales beyond 8188, no model's; its file is damaged: fetch it again.")
-    return Weight("int4", _groups_first(torch.from_numpy(quants)), _words(scales, offsets))
+    return _pack("int4", torch.cat([quants & 0xF, quants >> 4], dim=-1), scales)
+
+
+def empty_weight(
+    kind: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device | str, experts: int | None = None
+) -> Weight:
+    """Return an uninitialised weight of a kind; dtype is a dense one's. On `meta` it is a layout to compile for."""
+    _check_shape(kind, (rows, columns))
+    stacked = () if experts is None else (experts,)
+    groups, pairs = columns // GROUP, -(-columns // (2 * GROUP))
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty((*stacked, *shape), dtype=dtype, device=device)
+
+    if kind == "dense":
+        return Weight(kind, empty(rows, columns, dtype=dtype))
+    if kind == "fp8":
+        return Weight(kind, empty(rows, columns, dtype=torch.float8_e4m3fn), empty(rows, dtype=torch.float32))
+    if kind == "int8":
+        return Weight(kind, empty(groups, rows, GROUP, dtype=torch.int8), empty(pairs, rows, dtype=torch.int32))
+    values, scales = empty(pairs, rows, GROUP, dtype=torch.uint8), empty(2 * pairs, rows, dtype=torch.int32)
+    return Weight(kind, values, scales, bool(groups % 2))
 
 
 def dequantize(weight: Weight) -> Tensor:
@@ -179,12 +199,10 @@ def dequantize(weight: Weight) -> Tensor:
         return values.float()
     if weight.kind == "fp8":
         return values.float() * scales[..., None]
-    if weight.kind == "int8":
-        groups = values.float() * _group_scales(weight).float()[..., None]
-    else:
-        groups = torch.cat([values & 0xF, values >> 4], dim=-1).float()
-        halves = _halves(scales).float()
-        groups = groups * halves[..., :1] + halves[..., 1:]
+    quants, halves = (part.float() for part in _groups(weight))
+    groups = quants * halves[..., :1]
+    if weight.kind == "int4":
+        groups = groups + halves[..., 1:]
     return groups.movedim(-3, -2).flatten(-2)
 
 
@@ -210,35 +228,39 @@ def stack(weights: Sequence[Weight]) -> Weight:
     return weights[0]._replaced(*(torch.stack(list(part)) for part in parts))
 
 
-def _groups_first(groups: Tensor) -> Tensor:
-    """Turn [.., N, K/32, …] of values, or [.., N, K/32] of scales (float16), to begin with the groups."""
-    if groups.dtype == torch.float16:
-        return groups.transpose(-1, -2).contiguous()
-    return groups.transpose(-2, -3).contiguous()
+def _pack(kind: str, quants: Tensor, scales: Tensor) -> Weight:
+    """Return the weight of quants [.., K/32, N, 32] and float16 scales [.., K/32, N, 1], or 2 with offsets."""
+    odd = bool(quants.shape[-3] % 2)
+    if odd:
+        scales = torch.cat([scales, torch.zeros_like(scales[..., :1, :, :])], dim=-3)
+    if kind == "int8":
+        pairs = torch.cat([scales[..., 0::2, :, :], scales[..., 1::2, :, :]], dim=-1)
+        return Weight(kind, quants.contiguous(), _words(pairs))
+    if odd:
+        quants = torch.cat([quants, torch.zeros_like(quants[..., :1, :, :])], dim=-3)
+    return Weight(kind, quants[..., 0::2, :, :] | (quants[..., 1::2, :, :] << 4), _words(scales), odd)
 
 
-def _words(low: Tensor, high: Tensor) -> Tensor:
-    """Return int32 words of float16 halves."""
-    return torch.stack([low, high], dim=-1).reshape(-1).view(torch.int32).reshape(low.shape)
-
-
-def _halves(words: Tensor) -> Tensor:
-    """Return the float16 halves of words, as one more dimension."""
-    return words.reshape(-1).view(torch.float16).reshape(*words.shape, 2)
-
-
-def _pair_groups(scales: Tensor) -> Tensor:
-    """Return float16 scales [.., K/32, N] as words of two groups each; beyond the last is zero."""
-    if scales.shape[-2] % 2:
-        scales = torch.cat([scales, torch.zeros_like(scales[..., :1, :])], dim=-2)
-    return _words(scales[..., 0::2, :], scales[..., 1::2, :])
-
-
-def _group_scales(weight: Weight) -> Tensor:
-    """Return an int8 weight's float16 scales [.., K/32, N]."""
+def _groups(weight: Weight) -> tuple[Tensor, Tensor]:
+    """Return what `_pack` was given."""
     assert weight.scales is not None
-    pairs = _halves(weight.scales).movedim(-1, -2)
-    return pairs.reshape(*pairs.shape[:-3], -1, pairs.shape[-1])[..., : weight.columns // GROUP, :]
+    count, words = weight.columns // GROUP, weight.scales.reshape(-1)
+    scales = words.view(torch.float16).reshape(*weight.scales.shape, 2)
+    if weight.kind == "int8":
+        return weight.values, _interleave(scales[..., :1], scales[..., 1:])[..., :count, :, :]
+    quants = _interleave(weight.values & 0xF, weight.values >> 4)
+    return quants[..., :count, :, :], scales[..., :count, :, :]
+
+
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    """Return [.., 2 · pairs, N, …] of the even and the odd ones [.., pairs, N, …]."""
+    both = torch.stack([even, odd], dim=-3)
+    return both.reshape(*even.shape[:-3], -1, *even.shape[-2:])
+
+
+def _words(halves: Tensor) -> Tensor:
+    """Return float16 halves [.., 2], low first, as int32 words."""
+    return halves.reshape(-1).view(torch.int32).reshape(halves.shape[:-1])
 
 
 def _nonzero(scales: Tensor) -> Tensor:
@@ -247,13 +269,17 @@ def _nonzero(scales: Tensor) -> Tensor:
 
 
 def _check_float(values: Tensor, kind: str) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"There is no weight kind {kind!r}; take one of {', '.join(KINDS)}.")
     if values.dtype not in DENSE_TYPES:
         raise ValueError(f"Weights are made from float32, bfloat16 or float16, not {values.dtype}; convert them first.")
-    if values.dim() not in (2, 3) or 0 in values.shape:
-        raise ValueError(f"A weight is [N, K] or [experts, N, K] and never empty, not {tuple(values.shape)}.")
-    if kind in ("int8", "int4") and values.shape[-1] % GROUP:
+    _check_shape(kind, tuple(values.shape))
+
+
+def _check_shape(kind: str, shape: tuple[int, ...]) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"There is no weight kind {kind!r}; take one of {', '.join(KINDS)}.")
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise ValueError(f"A weight is [N, K] or [experts, N, K] and never empty, not {shape}.")
+    if kind in ("int8", "int4") and shape[-1] % GROUP:
         raise ValueError(
-            f"{kind} weights have groups of {GROUP} inputs, and {values.shape[-1]} is no multiple; use dense or fp8."
+            f"{kind} weights have groups of {GROUP} inputs, and {shape[-1]} is no multiple; use dense or fp8."
         )

@@ -10,7 +10,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
 
 from octavo_kernels.triton.linear import dequantize_into
-from octavo_kernels.triton.weights import Weight, dequantize, from_gguf, join_rows, quantize, stack
+from octavo_kernels.triton.weights import Weight, dequantize, empty_weight, from_gguf, join_rows, quantize, stack
 from tests.kernels.triton.rounding import rounded
 
 QUANTISED = ("int8", "int4", "fp8")
@@ -77,7 +77,7 @@ def test_shards_joined_again_are_the_weight(kind):
     assert torch.equal(dequantize(stack([weight, weight])), torch.stack([whole, whole]))
     assert stack([weight, weight]).experts == 2
     assert weight.experts is None
-    # Both shards hold an fp8 weight's row scales, and a word of int8 scales that has no second group.
+    # Both shards hold an fp8 weight's row scales.
     assert left.nbytes + right.nbytes - weight.nbytes == (12 * 4 if kind == "fp8" else 0)
 
 
@@ -91,6 +91,18 @@ def test_stacked_experts_are_cut_as_each_is(kind):
     columns = torch.stack([dequantize(expert.shard_columns(32, 64)) for expert in single])
     assert torch.equal(dequantize(weight.shard_rows(2, 8)), rows)
     assert torch.equal(dequantize(weight.shard_columns(32, 64)), columns)
+
+
+@pytest.mark.parametrize("kind", ["dense", *QUANTISED])
+@pytest.mark.parametrize("shape", [(5, 32), (3, 8, 96), (2, 4, 128)])
+def test_an_empty_weight_is_laid_out_as_a_quantised_one(kind, shape):
+    filled = quantize(matrix(*shape), kind)
+    empty = empty_weight(kind, *shape[-2:], torch.float32, "meta", *shape[:-2])
+    assert (empty.rows, empty.columns, empty.experts) == (filled.rows, filled.columns, filled.experts)
+    assert (empty.rows, empty.columns) == shape[-2:]
+    for part, other in ((empty.values, filled.values), (empty.scales, filled.scales)):
+        assert (part is None) == (other is None)
+        assert part is None or (part.shape, part.dtype) == (other.shape, other.dtype)
 
 
 def test_stacked_experts_of_a_file_are_each_read():
