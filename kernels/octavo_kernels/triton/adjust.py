@@ -22,6 +22,12 @@ from octavo_kernels.triton.launch import launch
 
 ADJUST_WORDS = 8
 
+# Where a setting stands in its buffer must not decide which code runs: nothing is gained by its alignment.
+_SETTINGS = (
+    "status", "count_row", "repetition", "presence", "frequency", "allowed", "grammar", "generated", "min_tokens",
+    "bias_offsets", "bias_ids", "bias", "held_offsets", "held_ids",
+)  # fmt: skip
+
 
 class AdjustTuning(NamedTuple):
     """Logits of one program, and its warps."""
@@ -127,7 +133,7 @@ def _allowed_by(masks: tl.tensor, mask: tl.tensor, at: tl.tensor, words: tl.tens
     return ((word >> (at % 32)) & 1) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _adjust(
     logits: tl.tensor, status: tl.tensor, counts: tl.tensor, allowed_masks: tl.tensor, grammar_masks: tl.tensor,
     count_row: tl.tensor, repetition: tl.tensor, presence: tl.tensor, frequency: tl.tensor, allowed: tl.tensor,
@@ -173,7 +179,7 @@ def _adjust(
     tl.store(logits + row * stride + at, values, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _hold_back(
     logits: tl.tensor, status: tl.tensor, grammar: tl.tensor, generated: tl.tensor, min_tokens: tl.tensor,
     held_offsets: tl.tensor, held_ids: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr,
@@ -188,7 +194,7 @@ def _hold_back(
             tl.store(logits + row * stride + ids, float("-inf"), at < end)
 
 
-@triton.jit(do_not_specialize=["row", "num_tokens", "num_prompt_tokens"])
+@triton.jit(do_not_specialize=["row", "num_tokens", "num_prompt_tokens"], do_not_specialize_on_alignment=["tokens"])
 def _count_tokens(
     counts: tl.tensor, tokens: tl.tensor, counts_stride: tl.tensor, vocab: tl.tensor, row: tl.tensor,
     num_tokens: tl.tensor, num_prompt_tokens: tl.tensor, BLOCK: tl.constexpr,
@@ -201,7 +207,7 @@ def _count_tokens(
     tl.atomic_add(word, 2, known & (at >= num_prompt_tokens))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["count_rows", "tokens"])
 def _count_sampled(
     counts: tl.tensor, count_rows: tl.tensor, tokens: tl.tensor, counts_stride: tl.tensor, num_rows: tl.tensor,
     BLOCK: tl.constexpr,

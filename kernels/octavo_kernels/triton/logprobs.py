@@ -72,7 +72,7 @@ def logprobs_workspace(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _scan(
     logits: tl.tensor, tokens: tl.tensor, maxima: tl.tensor, sums: tl.tensor, larger: tl.tensor, stride: tl.tensor,
     vocab: tl.tensor, chunks: tl.tensor, CHUNK: tl.constexpr,
@@ -94,7 +94,7 @@ def _scan(
     tl.store(larger + place, tl.sum((values > own).to(tl.int32), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "logprobs", "ranks"])
 def _score(
     logits: tl.tensor, tokens: tl.tensor, maxima: tl.tensor, sums: tl.tensor, larger: tl.tensor, largest: tl.tensor,
     log_sums: tl.tensor, last: tl.tensor, logprobs: tl.tensor, ranks: tl.tensor, stride: tl.tensor, vocab: tl.tensor,
@@ -133,7 +133,7 @@ def _top(
         places = tl.where(places == best, NONE, places)
 
 
-@triton.jit(do_not_specialize=["number", "first"])
+@triton.jit(do_not_specialize=["number", "first", "count"])
 def _merge(
     found: tl.tensor, last: tl.tensor, largest: tl.tensor, log_sums: tl.tensor, ids: tl.tensor, values: tl.tensor,
     chunks: tl.tensor, number: tl.tensor, first: tl.tensor, count: tl.tensor,

@@ -76,7 +76,7 @@ def _norm_weight(
     return tl.where(is_q, of_q, tl.where(is_k, of_k, 1.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_cache(
     qkv: tl.tensor, bias: tl.tensor, q_weight: tl.tensor, k_weight: tl.tensor, cos: tl.tensor, sin: tl.tensor,
     positions: tl.tensor, slots: tl.tensor, out: tl.tensor, cache: tl.tensor, qkv_stride: tl.tensor,

@@ -95,7 +95,7 @@ def _gated(
     tl.store(out + row * out_stride + at, (active * up).to(out.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["indices"])
 def _take_rows(
     table: tl.tensor, indices: tl.tensor, out: tl.tensor, table_stride: tl.tensor, out_stride: tl.tensor,
     width: tl.tensor, first_row: tl.tensor, num_rows: tl.tensor, scale: tl.tensor, BLOCK: tl.constexpr,

@@ -33,6 +33,12 @@ from octavo_kernels.triton.philox import uniform
 
 NOT_FINITE, NOTHING_ALLOWED = -1, -2
 
+# Where a setting stands in its buffer must not decide which code runs: nothing is gained by its alignment.
+_SETTINGS = (
+    "status", "out", "top_p", "seed_low", "seed_high", "choice", "position", "inverse_temperature", "top_k", "min_p",
+    "greedy",
+)  # fmt: skip
+
 ROW_WORDS = 10
 """32-bit words that a row's settings take."""
 
@@ -232,7 +238,7 @@ def _filters(top_k: tl.tensor, top_p: tl.tensor, row: tl.tensor, vocab: tl.tenso
     return k, p, (k > 0) | (p < 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _weigh(
     logits: tl.tensor, maxima: tl.tensor, weights: tl.tensor, inverse_temperature: tl.tensor, top_k: tl.tensor,
     top_p: tl.tensor, min_p: tl.tensor, greedy: tl.tensor, stride: tl.tensor, vocab: tl.tensor, chunks: tl.tensor,
@@ -260,7 +266,7 @@ def _needed(p: tl.tensor, total: tl.tensor) -> tl.tensor:
     return tl.maximum(tl.ceil(p * total.to(tl.float64)).to(tl.int64), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _limit(
     maxima: tl.tensor, parts: tl.tensor, weights: tl.tensor, limits: tl.tensor, inverse_temperature: tl.tensor,
     top_k: tl.tensor, top_p: tl.tensor, greedy: tl.tensor, vocab: tl.tensor, chunks: tl.tensor, num_parts: tl.tensor,
@@ -297,7 +303,7 @@ def _limit(
     tl.store(limits + row, limit)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _gather(
     logits: tl.tensor, maxima: tl.tensor, limits: tl.tensor, counts: tl.tensor, to_logits: tl.tensor, to_ids: tl.tensor,
     inverse_temperature: tl.tensor, stride: tl.tensor, vocab: tl.tensor, chunks: tl.tensor,
@@ -421,7 +427,7 @@ def _draw_of_candidates(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _choose(
     logits: tl.tensor, status: tl.tensor, out: tl.tensor,
     maxima: tl.tensor, best: tl.tensor, magnitudes: tl.tensor, weights: tl.tensor, limits: tl.tensor, counts: tl.tensor,

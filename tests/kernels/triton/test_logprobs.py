@@ -81,6 +81,7 @@ def test_a_failed_rows_token_has_no_probability() -> None:
     assert found.ranks.tolist() == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_extreme_logits_are_finite() -> None:
     logits = np.full((1, 150), -3.4e38, np.float32)
     logits[0, 70] = 3.4e38

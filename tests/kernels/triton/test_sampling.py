@@ -30,7 +30,7 @@ from octavo_kernels.triton.sampling import (
 )
 
 SMALL = SamplingTuning(chunk=64, part=16, candidates=128, block=128, num_warps=1)
-MIDDLE = SamplingTuning(chunk=1024, part=64, candidates=1024, block=1024, num_warps=1)
+MIDDLE = SamplingTuning(chunk=1024, part=64, candidates=1024, block=8192, num_warps=1)
 SIZES = (1, 15, 16, 63, 64, 65, 200, 257)
 
 FILTERS = [
