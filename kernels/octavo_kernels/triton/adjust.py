@@ -25,7 +25,7 @@ ADJUST_WORDS = 8
 # Where a setting stands in its buffer must not decide which code runs: nothing is gained by its alignment.
 _SETTINGS = (
     "status", "count_row", "repetition", "presence", "frequency", "allowed", "grammar", "generated", "min_tokens",
-    "bias_offsets", "bias_ids", "bias", "held_offsets", "held_ids",
+    "bias_offsets", "bias_ids", "bias", "held_offsets", "held_ids", "draft_offsets", "drafts",
 )  # fmt: skip
 
 
@@ -39,7 +39,8 @@ class AdjustTuning(NamedTuple):
 class Adjustment(NamedTuple):
     """What one row's logits get. Ids are inside the vocabulary, and none is listed twice.
 
-    count_row: the row's counts, -1 without penalties. allowed, grammar: the rows of its bit masks, -1 for all.
+    count_row: the row's counts, -1 without penalties. drafts: tokens drafted before this position, which are counted as
+    output too: the row matters only if they are accepted. allowed, grammar: the rows of its bit masks, -1 for all.
     held_back: ids that must not come before `min_tokens`, of which `generated` are there.
     """
 
@@ -49,11 +50,21 @@ class Adjustment(NamedTuple):
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
+    drafts: Sequence[int] = ()
     allowed: int = -1
     grammar: int = -1
     generated: int = 0
     min_tokens: int = 0
     held_back: Sequence[int] = ()
+
+
+class AdjustCapacity(NamedTuple):
+    """Room in a step's buffer: rows, and over all of them biases, ids held back and drafts counted."""
+
+    rows: int
+    biases: int
+    held_back: int
+    drafts: int
 
 
 class AdjustRows(NamedTuple):
@@ -76,20 +87,23 @@ class AdjustRows(NamedTuple):
     bias: Tensor
     held_offsets: Tensor
     held_ids: Tensor
+    draft_offsets: Tensor
+    drafts: Tensor
 
 
-def adjust_buffer_words(rows: int, max_bias: int, max_held: int) -> int:
-    """Return the length of the int32 buffer for steps of up to that many rows, biases and ids held back in all."""
-    return sum(_sizes(rows, max_bias, max_held))
+def adjust_buffer_words(capacity: AdjustCapacity) -> int:
+    """Return the length of the int32 buffer for steps of that capacity."""
+    return sum(_sizes(capacity))
 
 
-def _sizes(rows: int, max_bias: int, max_held: int) -> list[int]:
-    return [rows] * ADJUST_WORDS + [rows + 1, max_bias, max_bias, rows + 1, max_held]
+def _sizes(capacity: AdjustCapacity) -> list[int]:
+    rows, biases, held_back, drafts = capacity
+    return [rows] * ADJUST_WORDS + [rows + 1, biases, biases, rows + 1, held_back, rows + 1, drafts]
 
 
-def adjust_rows_in(buffer: Tensor, rows: int, max_bias: int, max_held: int) -> AdjustRows:
-    """Return the adjustments in an int32 buffer that `pack_adjustments` has filled for the same sizes."""
-    sizes = _sizes(rows, max_bias, max_held)
+def adjust_rows_in(buffer: Tensor, capacity: AdjustCapacity) -> AdjustRows:
+    """Return the adjustments in an int32 buffer that `pack_adjustments` has filled for the same capacity."""
+    sizes = _sizes(capacity)
     if buffer.dtype != torch.int32 or buffer.shape != (sum(sizes),):
         raise ValueError(f"The adjustments' buffer must be int32 [{sum(sizes)}].")
     parts = dict(zip(AdjustRows._fields, torch.split(buffer, sizes), strict=True))
@@ -97,33 +111,28 @@ def adjust_rows_in(buffer: Tensor, rows: int, max_bias: int, max_held: int) -> A
     return AdjustRows(**(parts | floats))
 
 
-def pack_adjustments(
-    adjustments: Sequence[Adjustment], buffer: NDArray[np.int32], rows: int, max_bias: int, max_held: int
-) -> None:
+def pack_adjustments(adjustments: Sequence[Adjustment], buffer: NDArray[np.int32], capacity: AdjustCapacity) -> None:
     """Fill the buffer. Rows beyond `adjustments` get none. Raises ValueError if more is listed than there is room."""
-    sizes = _sizes(rows, max_bias, max_held)
-    biases = [each for row in adjustments for each in row.bias_ids]
-    held = [each for row in adjustments for each in row.held_back]
-    if len(adjustments) > rows or len(biases) > max_bias or len(held) > max_held:
-        raise ValueError(
-            f"{len(adjustments)} rows with {len(biases)} biases and {len(held)} ids held back do not fit a buffer for "
-            f"{rows}, {max_bias} and {max_held}: make a larger one."
-        )
-    parts = dict(zip(AdjustRows._fields, np.split(buffer, np.cumsum(sizes)[:-1]), strict=True))
+    lists = {
+        "bias": [row.bias_ids for row in adjustments],
+        "held": [row.held_back for row in adjustments],
+        "draft": [row.drafts for row in adjustments],
+    }
+    needed = AdjustCapacity(len(adjustments), *(sum(map(len, each)) for each in lists.values()))
+    if any(need > room for need, room in zip(needed, capacity, strict=True)):
+        raise ValueError(f"{needed} does not fit a buffer for {capacity}: make a larger one.")
+    parts = dict(zip(AdjustRows._fields, np.split(buffer, np.cumsum(_sizes(capacity))[:-1]), strict=True))
     for name in ("count_row", "allowed", "grammar", "generated", "min_tokens"):
         parts[name][:] = -1 if name in ("count_row", "allowed", "grammar") else 0
         parts[name][: len(adjustments)] = [getattr(row, name) for row in adjustments]
     for name in ("repetition", "presence", "frequency"):
         parts[name].view(np.float32)[: len(adjustments)] = [getattr(row, name) for row in adjustments]
-    parts["bias_ids"][: len(biases)] = biases
-    parts["bias"].view(np.float32)[: len(biases)] = [each for row in adjustments for each in row.bias]
-    parts["held_ids"][: len(held)] = held
-    for offsets, lengths in (
-        (parts["bias_offsets"], [len(row.bias_ids) for row in adjustments]),
-        (parts["held_offsets"], [len(row.held_back) for row in adjustments]),
-    ):
-        offsets[:] = sum(lengths)
-        offsets[: len(lengths) + 1] = np.cumsum([0, *lengths])
+    parts["bias"].view(np.float32)[: needed.biases] = [each for row in adjustments for each in row.bias]
+    for name, ids in (("bias", "bias_ids"), ("held", "held_ids"), ("draft", "drafts")):
+        offsets = np.cumsum([0, *map(len, lists[name])])
+        parts[f"{name}_offsets"][:] = offsets[-1]
+        parts[f"{name}_offsets"][: len(offsets)] = offsets
+        parts[ids][: offsets[-1]] = [each for row in lists[name] for each in row]
 
 
 @triton.jit
@@ -138,7 +147,7 @@ def _adjust(
     logits: tl.tensor, status: tl.tensor, counts: tl.tensor, allowed_masks: tl.tensor, grammar_masks: tl.tensor,
     count_row: tl.tensor, repetition: tl.tensor, presence: tl.tensor, frequency: tl.tensor, allowed: tl.tensor,
     grammar: tl.tensor, generated: tl.tensor, min_tokens: tl.tensor, bias_offsets: tl.tensor, bias_ids: tl.tensor,
-    bias: tl.tensor, held_offsets: tl.tensor, held_ids: tl.tensor,
+    bias: tl.tensor, held_offsets: tl.tensor, held_ids: tl.tensor, draft_offsets: tl.tensor, drafts: tl.tensor,
     stride: tl.tensor, vocab: tl.tensor, counts_stride: tl.tensor, allowed_words: tl.tensor, grammar_words: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -156,6 +165,8 @@ def _adjust(
         own = tl.load(count_row + row)
         if own >= 0:
             seen = tl.load(counts + own.to(tl.int64) * counts_stride + at, inside, 0)
+            for i in range(tl.load(draft_offsets + row), tl.load(draft_offsets + row + 1)):
+                seen += tl.where(at == tl.load(drafts + i), 2, 0)
             times = seen >> 1
             repeats = tl.load(repetition + row)
             repeated = tl.where(values > 0, tl.div_rn(values, repeats), values * repeats)

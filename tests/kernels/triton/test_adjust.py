@@ -17,6 +17,7 @@ from octavo_engine.sampling.sampler import RowSampling
 from octavo_engine.sampling.sampler import sample as native_sample
 from octavo_engine.sampling.settings import prepare
 from octavo_kernels.triton.adjust import (
+    AdjustCapacity,
     Adjustment,
     AdjustTuning,
     adjust,
@@ -33,7 +34,6 @@ from tests.sampling.meaning import masks_of
 SMALL = AdjustTuning(chunk=64, num_warps=1)
 SAMPLING = SamplingTuning(chunk=64, part=16, candidates=128, block=128, num_warps=1)
 SIZES = (1, 31, 32, 33, 63, 64, 65, 150)
-MAX_BIAS, MAX_HELD = 40, 40
 PLAIN: dict[str, Any] = {
     "prompt": (), "output": (), "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
     "min_tokens": 0, "logit_bias": {}, "allowed_token_ids": (), "held_back_ids": (), "grammar": None,
@@ -64,8 +64,10 @@ def counts_of(kinds: list[dict[str, Any]], vocab: int) -> tuple[list[int], Tenso
     return rows, counts
 
 
-def adjusted(logits: NDArray[np.float32], kinds: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Return the logits [R, V] as the kernels change them, and their status."""
+def adjusted(
+    logits: NDArray[np.float32], kinds: list[dict[str, Any]], drafts: tuple[tuple[int, ...], ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return the logits [R, V] as the kernels change them, and their status. drafts: those before each row."""
     vocab = logits.shape[1]
     counted, counts = counts_of(kinds, vocab)
     allowed, allowed_masks = masks_of([kind["allowed_token_ids"] or None for kind in kinds], vocab)
@@ -74,18 +76,19 @@ def adjusted(logits: NDArray[np.float32], kinds: list[dict[str, Any]]) -> tuple[
         Adjustment(
             bias_ids=sorted(kind["logit_bias"]), bias=[kind["logit_bias"][i] for i in sorted(kind["logit_bias"])],
             count_row=counted[i], repetition=kind["repetition_penalty"], presence=kind["presence_penalty"],
-            frequency=kind["frequency_penalty"], allowed=allowed[i], grammar=grammars[i],
+            frequency=kind["frequency_penalty"], drafts=drafts[i] if drafts else (),
+            allowed=allowed[i], grammar=grammars[i],
             generated=len(kind["output"]), min_tokens=kind["min_tokens"], held_back=sorted(set(kind["held_back_ids"])),
         )
         for i, kind in enumerate(kinds)
     ]  # fmt: skip
     # One row more than there are, as captured steps have.
-    sizes = (len(rows) + 1, MAX_BIAS, MAX_HELD)
-    buffer = np.full(adjust_buffer_words(*sizes), 99, np.int32)
-    pack_adjustments(rows, buffer, *sizes)
+    capacity = AdjustCapacity(len(rows) + 1, biases=40, held_back=40, drafts=20)
+    buffer = np.full(adjust_buffer_words(capacity), 99, np.int32)
+    pack_adjustments(rows, buffer, capacity)
     result, status = torch.from_numpy(logits.copy()), torch.empty(len(rows), dtype=torch.int32)
     adjust(
-        result, adjust_rows_in(torch.from_numpy(buffer), *sizes), status, counts=counts,
+        result, adjust_rows_in(torch.from_numpy(buffer), capacity), status, counts=counts,
         allowed_masks=None if allowed_masks is None else torch.from_numpy(allowed_masks),
         grammar_masks=None if grammar_masks is None else torch.from_numpy(grammar_masks), tuning=SMALL,
     )  # fmt: skip
@@ -166,6 +169,19 @@ def test_min_tokens_yields_to_a_grammar_that_allows_nothing_but_to_end() -> None
     assert sampled(logits, chosen, [Draw(greedy=True)] * 3)[1:] == [140, -2]
 
 
+def test_drafts_before_a_row_count_as_output() -> None:
+    """A row for each draft and one more, which the CPU works out one after another."""
+    kind = PLAIN | {
+        "presence_penalty": 2.0, "frequency_penalty": 1.1, "repetition_penalty": 1.3, "prompt": (0, 3), "output": (3, 3)
+    }  # fmt: skip
+    logits, drafts = rows_of(5, 4, 150), (3, 149, 3)
+    before = tuple(drafts[:i] for i in range(4))
+    changed, _ = adjusted(logits, [kind] * 4, before)
+    for i in range(4):
+        own = kind | {"output": (*kind["output"], *before[i])}
+        np.testing.assert_array_equal(changed[i].numpy(), meaning_of_adjust(logits[i], **own))
+
+
 def test_logits_that_were_not_finite_fail_whatever_hides_them() -> None:
     kind = PLAIN | {"allowed_token_ids": (1, 2, 3)}
     logits = rows_of(0, 5, 150)
@@ -208,13 +224,14 @@ def test_sampled_tokens_are_counted_where_they_belong() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    buffer = np.empty(adjust_buffer_words(1, 1, 1), np.int32)
+    capacity = AdjustCapacity(1, 1, 1, 1)
+    buffer = np.empty(adjust_buffer_words(capacity), np.int32)
     with pytest.raises(ValueError, match="make a larger one"):
-        pack_adjustments([Adjustment(held_back=(1, 2))], buffer, 1, 1, 1)
+        pack_adjustments([Adjustment(held_back=(1, 2))], buffer, capacity)
     with pytest.raises(ValueError, match="must be int32"):
-        adjust_rows_in(torch.from_numpy(buffer), 2, 1, 1)
-    pack_adjustments([], buffer, 1, 1, 1)
-    rows, status = adjust_rows_in(torch.from_numpy(buffer), 1, 1, 1), torch.empty(1, dtype=torch.int32)
+        adjust_rows_in(torch.from_numpy(buffer), capacity._replace(rows=2))
+    pack_adjustments([], buffer, capacity)
+    rows, status = adjust_rows_in(torch.from_numpy(buffer), capacity), torch.empty(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="each of the 2 rows"):
         adjust(torch.zeros(2, 40), rows, status)
     with pytest.raises(ValueError, match="they must agree"):
