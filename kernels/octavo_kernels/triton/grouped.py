@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.triton.launch import launch
-from octavo_kernels.triton.tile import accumulate, check_block_k, finish, precision
+from octavo_kernels.triton.tile import accumulate, finish, precision, step_inputs
 from octavo_kernels.triton.weights import Weight
 
 
@@ -111,7 +111,7 @@ def launch_grouped(
     x: Tensor, weights: Weight, plan: GroupPlan, out: Tensor, split_k: int, tuning: GroupedTuning
 ) -> None:
     """Launch `grouped_linear` without its checks of shapes; split_k partial sums go to out [split_k · T · k, N]."""
-    check_block_k(weights, tuning.block_k)
+    block_k = step_inputs(weights, tuning.block_k)
     if tuning.block_m != plan.block_m:
         raise ValueError(f"The plan has blocks of {plan.block_m} rows, the tuning of {tuning.block_m}; plan anew.")
     features = weights.rows
@@ -120,8 +120,8 @@ def launch_grouped(
         x, weights.values, weights.scales, plan.choices, plan.weights, plan.used, out,
         plan.rows * plan.per_row, features, weights.columns, x.stride(0), out.stride(0),
         KIND=weights.kind, PER_ROW=1 if x.shape[0] == plan.rows * plan.per_row else plan.per_row,
-        BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=tuning.block_k, SPLIT_K=split_k,
-        EVEN=weights.columns % tuning.block_k == 0, PRECISION=precision(x.dtype),
+        BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k, SPLIT_K=split_k,
+        EVEN=weights.columns % block_k == 0, PRECISION=precision(x.dtype),
         num_warps=tuning.num_warps, num_stages=tuning.num_stages,
     )  # fmt: skip
 

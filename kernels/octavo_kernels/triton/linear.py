@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.triton.launch import launch
-from octavo_kernels.triton.tile import accumulate, check_block_k, finish, half_of, nibble, precision
+from octavo_kernels.triton.tile import accumulate, finish, half_of, nibble, precision, step_inputs
 from octavo_kernels.triton.weights import Weight
 
 
@@ -44,7 +44,7 @@ def linear(
     contiguous, or None for a new one in x's type. Raises ValueError for shapes that do not fit.
     """
     out = _checked(x, weight, out, bias)
-    check_block_k(weight, tuning.block_k)
+    block_k = step_inputs(weight, tuning.block_k)
     tokens, features, split = x.shape[0], weight.rows, tuning.split_k
     target, row = out, out.stride(0)
     if split > 1:
@@ -53,8 +53,8 @@ def linear(
     launch(
         _linear, (*tiles, split), x, weight.values, weight.scales, None if split > 1 else bias, target,
         tokens, features, weight.columns, x.stride(0), row,
-        KIND=weight.kind, BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=tuning.block_k, SPLIT_K=split,
-        EVEN=weight.columns % tuning.block_k == 0, PRECISION=precision(x.dtype),
+        KIND=weight.kind, BLOCK_M=tuning.block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k, SPLIT_K=split,
+        EVEN=weight.columns % block_k == 0, PRECISION=precision(x.dtype),
         num_warps=tuning.num_warps, num_stages=tuning.num_stages,
     )  # fmt: skip
     if split > 1:

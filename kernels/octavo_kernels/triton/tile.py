@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.weights import Weight
+from octavo_kernels.triton.weights import GROUP, Weight
 
 
 @triton.jit
@@ -142,8 +142,11 @@ def precision(dtype: torch.dtype) -> str:
     return "widened" if dtype == torch.bfloat16 and triton.knobs.runtime.interpret else "ieee"
 
 
-def check_block_k(weight: Weight, block_k: int) -> None:
-    """Raise ValueError for a step that cuts what the kind reads together."""
-    least = 64 if weight.grouped else 32
-    if block_k < least or block_k & (block_k - 1):
-        raise ValueError(f"A step of {block_k} inputs does not fit {weight.kind}; take a power of two from {least} on.")
+def step_inputs(weight: Weight, block_k: int) -> int:
+    """Return the inputs of a step: block_k, but at least the pair of groups that is stored together.
+
+    Raises ValueError for a step that is no power of two from 32 on.
+    """
+    if block_k < 32 or block_k & (block_k - 1):
+        raise ValueError(f"A step of {block_k} inputs is not possible; take a block_k of 32, 64, 128 or 256.")
+    return max(block_k, 2 * GROUP) if weight.grouped else block_k
