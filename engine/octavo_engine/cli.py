@@ -131,7 +131,7 @@ def serve(
         ),
     ] = "0",
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32", "int8", "bf16"],
+        Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "bf16"],
         typer.Option(help="Storage type of the KV cache; auto: int8 for quantised weights, else as the weights."),
     ] = "auto",
     kv_offload_memory: Annotated[
@@ -168,9 +168,20 @@ def serve(
             "--tensor-parallel-size",
             "-tp",
             min=1,
-            help="Devices that one model is divided among; above 1 is not offered yet.",
+            help="GPUs that one model is divided among: --device cuda.",
         ),
     ] = 1,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="On a GPU, make a request's tokens independent of what runs beside it, at some cost in speed; on a "
+            "CPU they always are.",
+        ),
+    ] = False,
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="On a GPU, capture no CUDA graphs: a faster start, slower steps.")
+    ] = False,
     max_queue_requests: Annotated[
         int,
         typer.Option("--max-queue-requests", "--max-num-queued-reqs", min=0, help="Sequences that may wait; 0: any."),
@@ -288,6 +299,8 @@ def serve(
         speculation=speculation,
         num_speculative_tokens=num_speculative_tokens,
         tensor_parallel_size=tensor_parallel_size,
+        batch_invariant=batch_invariant,
+        enforce_eager=enforce_eager,
         max_queue_requests=max_queue_requests,
         max_queue_tokens=max_queue_tokens,
         log_level=log_level,

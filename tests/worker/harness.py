@@ -26,9 +26,15 @@ from octavo_engine.ipc.messages import (
 )
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.worker.executor import make_executor
+from octavo_engine.worker.gpu.compute import RunnerSizes
+from octavo_engine.worker.gpu.host_store import GpuHostStore
+from octavo_engine.worker.gpu.model import GpuModel
+from octavo_engine.worker.gpu.runner import GpuRunner
+from octavo_engine.worker.grammar import GrammarRows
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.loop import EngineLoop
+from octavo_engine.worker.queued_executor import QueuedExecutor
 from octavo_engine.worker.runner import Runner
 
 EOS = (256,)
@@ -71,7 +77,7 @@ class Client:
     def __init__(self, pipes):
         self.pipes, self.tokens, self.finish, self.detail, self.started, self.refused = pipes, {}, {}, {}, {}, {}
         self.snapshot, self.steps, self.prompt_logprobs, self.logprobs, self.pooled = None, 0, {}, {}, {}
-        self.adapters = []
+        self.adapters, self.patience = [], 20
 
     def submit(
         self,
@@ -145,13 +151,26 @@ class Client:
                 self.finish[key], self.detail[key], self.pooled[key] = out.finish, out.detail, out.pooled
 
     def until(self, done):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + self.patience
         while not done():
             assert time.monotonic() < deadline
             self.receive()
 
     def wait_finished(self, *keys):
         self.until(lambda: all(key in self.finish for key in keys))
+
+
+def make_runner(executable, config, places):
+    """The runner and the executor that fit an executable, of whichever engine."""
+    host = any(places)
+    if isinstance(executable, GpuModel):
+        sizes = RunnerSizes(config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens)
+        store = GpuHostStore(executable.layout, places) if host else None
+        gpu = GpuRunner(executable, sizes, grammars=GrammarRows(executable.vocab_size, 1), host=store)
+        return gpu, QueuedExecutor(gpu)
+    store = HostStore(executable.layout, places) if host else None
+    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, host=store)
+    return runner, make_executor(runner, config.max_plans_in_flight)
 
 
 @contextmanager
@@ -162,9 +181,7 @@ def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, places=
     groups = tuple(CacheGroup(num_blocks, group.window, places) for group in executable.layout.groups)
     config = SchedulerConfig(groups=groups, eos_token_ids=EOS, max_plans_in_flight=depth, **sizes)
     scheduler, pipes = create_scheduler(config, drafts), Pipes()
-    host = HostStore(executable.layout, [places] * len(groups)) if places else None
-    runner = Runner(executable, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, host=host)
-    executor = make_executor(runner, depth)
+    runner, executor = make_runner(executable, config, [places] * len(groups))
     compiler = tokens and GrammarCompiler(tokens, executable.vocab_size, EOS)
     vocab_size = executable.vocab_size
     loop = EngineLoop(

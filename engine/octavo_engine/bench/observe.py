@@ -67,6 +67,10 @@ class ObservingExecutor:
         """See `Executor`."""
         return self._inner.probe()
 
+    def check(self) -> None:
+        """See `Executor`."""
+        self._inner.check()
+
     def close(self) -> None:
         """See `Executor`."""
         self._inner.close()

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-KVCacheDType = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+KVCacheDType = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerKind = Literal["continuous", "static"]
@@ -49,6 +49,10 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     num_speculative_tokens: int = 8
     """Drafts of one sequence in one step at the most."""
     tensor_parallel_size: int = 1
+    batch_invariant: bool = False
+    """On a GPU: a request's tokens do not depend on what runs beside it. On a CPU they never do."""
+    enforce_eager: bool = False
+    """On a GPU: decode steps are launched kernel by kernel, not replayed from captured graphs."""
     max_queue_requests: int = 1024
     """Sequences that may wait; one more is refused (429)."""
     max_queue_tokens: int = 1_048_576

@@ -84,11 +84,8 @@ class OpenedAdapter(Protocol):
         ...
 
 
-class Executable(Protocol):
-    """Spec + weights, ready to run. Each method once per step; x is the backend's own array [T, d].
-
-    A row's arithmetic depends on that row's own tokens only, whatever the other rows are.
-    """
+class Served(Protocol):
+    """What the engine knows of any model that it serves, whatever computes it."""
 
     vocab_size: int
     hidden_size: int
@@ -96,15 +93,22 @@ class Executable(Protocol):
 
     @property
     def layout(self) -> KVLayout:
-        """The KV cache this executable reads and writes."""
-        ...
-
-    def kernel_seconds(self) -> float:
-        """Return the wall seconds spent inside native code since the start, 0.0 if that is not counted."""
+        """The KV cache this model reads and writes."""
         ...
 
     def open_adapter(self, folder: Path) -> OpenedAdapter:
         """Read a LoRA adapter, which takes a while: on any thread, beside steps. Raises UnsupportedModelError."""
+        ...
+
+
+class Executable(Served, Protocol):
+    """Spec + weights, ready to run. Each method once per step; x is the backend's own array [T, d].
+
+    A row's arithmetic depends on that row's own tokens only, whatever the other rows are.
+    """
+
+    def kernel_seconds(self) -> float:
+        """Return the wall seconds spent inside native code since the start, 0.0 if that is not counted."""
         ...
 
     def set_adapter(self, slot: int, adapter: Any | None) -> None:

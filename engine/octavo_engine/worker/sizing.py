@@ -97,6 +97,19 @@ def choose_blocks(requested: int, left: int, groups: Sequence[KVGroup], block_si
     return pool_blocks(pool_bytes(requested, left, bytes_per_token), groups)
 
 
+def device_blocks(requested: int, left: int, groups: Sequence[KVGroup]) -> tuple[int, ...]:
+    """Return the blocks of each group on a GPU: of `requested` bytes exactly, or for 0 of all `left` bytes.
+
+    Nobody else is to have a GPU's memory: what is not the cache's is idle. Raises StartError.
+    """
+    if requested > left:
+        raise PoolError(
+            f"--kv-cache-memory {requested / 2**30:.2f}Gi does not fit: {left / 2**30:.2f}Gi of the GPU are left "
+            "beside the weights and the largest step. Ask for less, or lower --max-num-batched-tokens."
+        )
+    return pool_blocks(requested or left, groups)
+
+
 def pool_bytes(requested: int, left: int, bytes_per_token: int) -> int:
     """Return the KV pool's size for a flag (0: none given), the bytes left on this machine, and those a token takes."""
     if requested > left:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple, cast
 
 from octavo_engine.core.config import CacheGroup, SchedulerConfig
 from octavo_engine.core.lifecycle import Lifecycle
@@ -17,17 +17,18 @@ from octavo_engine.core.speculation import DraftSource, PromptLookup
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.messages import Embeddings, Loaded, Progress
 from octavo_engine.ipc.vocabulary import read_vocabulary
-from octavo_engine.worker.executable import KVLayout
-from octavo_engine.worker.executor import Executor, make_executor
+from octavo_engine.worker.device import DEFAULT_MAX_NUM_SEQS, device_left, gpu_batched_tokens
+from octavo_engine.worker.executable import Executable, OpenedAdapter
+from octavo_engine.worker.executor import Executor
 from octavo_engine.worker.grammar_compiler import GrammarCompiler
 from octavo_engine.worker.guardian import Endpoint
-from octavo_engine.worker.host_store import HostStore
-from octavo_engine.worker.load import LoadedModel, Report, load_model
+from octavo_engine.worker.load import GiveUp, LoadedModel, Report, load_model
 from octavo_engine.worker.loop import EngineLoop
-from octavo_engine.worker.runner import Runner
+from octavo_engine.worker.runners import MakeExecutor, prepare_executor
 from octavo_engine.worker.sizing import (
     StartError,
     choose_blocks,
+    device_blocks,
     host_places,
     measured_batched_tokens,
     memory_left,
@@ -35,29 +36,24 @@ from octavo_engine.worker.sizing import (
     step_seconds,
 )
 
-DEFAULT_MAX_NUM_SEQS: Final = 256
-DEFAULT_GPU_BATCHED_TOKENS: Final = 2048
+Load = Callable[[EngineConfig, Report, GiveUp], LoadedModel]
 
 logger = logging.getLogger(__name__)
 
 
 class Engine(NamedTuple):
-    """A model with its cache, and the scheduler and the runner over it."""
+    """A model with its cache, the scheduler over it, and what makes the executor of its plans."""
 
     model: LoadedModel
     scheduler: Lifecycle
-    runner: Runner
-
-    def executor(self) -> Executor:
-        """Return the executor that fits the number of plans in flight."""
-        return make_executor(self.runner, self.scheduler.config.max_plans_in_flight)
+    executor: MakeExecutor
 
     def loop(
         self,
         config: EngineConfig,
         executor: Executor,
         endpoint: Endpoint,
-        give_up: Callable[[Exception], None] | None = None,
+        give_up: GiveUp | None = None,
     ) -> EngineLoop:
         """Return the loop that serves what comes through `endpoint`; `executor` runs this engine's runner."""
         return EngineLoop(
@@ -70,8 +66,12 @@ class Engine(NamedTuple):
             step_timeout_seconds=config.step_timeout_seconds,
             give_up=give_up,
             compiler=self._compiler(config),
-            open_adapter=self.model.executable.open_adapter,
+            open_adapter=self._open_adapter,
         )
+
+    def _open_adapter(self, folder: Path) -> OpenedAdapter:
+        open_own, ranks = self.model.executable.open_adapter, self.model.ranks
+        return open_own(folder) if ranks is None else ranks.open_adapter(folder, open_own)
 
     def _compiler(self, config: EngineConfig) -> GrammarCompiler | None:
         path = Path(config.vocabulary)
@@ -79,10 +79,13 @@ class Engine(NamedTuple):
         return GrammarCompiler(lambda: read_vocabulary(path), vocab_size, ends) if config.vocabulary else None
 
 
-def serve(config: EngineConfig, endpoint: Endpoint, give_up: Callable[[Exception], None]) -> None:
-    """Load the model and serve until `Shutdown`. Raises StartError, with its remedy, if that cannot be done."""
+def serve(config: EngineConfig, endpoint: Endpoint, give_up: GiveUp, load: Load = load_model) -> None:
+    """Load the model and serve until `Shutdown`. Raises StartError, with its remedy, if that cannot be done.
+
+    `give_up` ends this process with a reason where this thread cannot, for it waits for a step that does not end.
+    """
     report = _reporter(endpoint)
-    engine = build_engine(load_model(config, report), config, report)
+    engine = build_engine(load(config, report, give_up), config, report)
     # What is alive now lives as long as the process: later collections need not look at it again.
     gc.collect()
     gc.freeze()
@@ -118,30 +121,14 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
         scheduler = create_scheduler(scheduler_config, _draft_source(model, config))
     except ValueError as error:
         raise StartError(f"{error}.") from error
-    runner = Runner(
-        model.executable,
-        max_num_seqs=scheduler.config.max_num_seqs,
-        max_model_len=scheduler.config.max_model_len,
-        threads=max(1, config.threads),
-        pooling=model.pooling.kind,
-        host=_host_store(layout, places),
-    )
-    return Engine(model, scheduler, runner)
-
-
-def _host_store(layout: KVLayout, places: tuple[int, ...]) -> HostStore | None:
-    if not any(places):
-        return None
-    logger.info("Host tier: %s blocks that the KV cache evicts are kept", "+".join(map(str, places)))
-    try:
-        return HostStore(layout, places)
-    except MemoryError as error:
-        raise StartError("The host tier could not be allocated: ask for less with --kv-offload-memory.") from error
+    return Engine(model, scheduler, prepare_executor(model, config, scheduler.config, places))
 
 
 def _draft_source(model: LoadedModel, config: EngineConfig) -> DraftSource | None:
-    if config.speculation == "off" or (config.speculation == "auto" and model.backend == "scripted"):
+    if config.speculation == "off" or (config.speculation == "auto" and model.backend != "cpu"):
         return None
+    if model.gpu is not None:
+        raise StartError("--speculation ngram is not offered on a GPU yet: use --speculation off or auto.")
     return PromptLookup(config.num_speculative_tokens)
 
 
@@ -159,7 +146,10 @@ def _allocate(model: LoadedModel, config: EngineConfig, report: Report, allocate
     if not num_blocks:
         # A cache that is there already is taken over, or given back before its successor is made.
         held = sum(count * group.bytes_per_block for count, group in zip(allocated, layout.groups, strict=False))
-        num_blocks = choose_blocks(config.kv_cache_memory, memory_left() + held, layout.groups, layout.block_size)
+        if model.gpu is not None and model.gpu.device.type == "cuda":
+            num_blocks = device_blocks(config.kv_cache_memory, device_left(model.gpu, config), layout.groups)
+        else:
+            num_blocks = choose_blocks(config.kv_cache_memory, memory_left() + held, layout.groups, layout.block_size)
     if num_blocks == allocated:
         return num_blocks
     started = time.perf_counter()
@@ -183,7 +173,7 @@ def _scheduler_config(
     report: Report,
 ) -> SchedulerConfig:
     report("Measuring a step", 0.0)
-    batched_tokens = config.max_num_batched_tokens or _batched_tokens(model, num_blocks, config.max_num_seqs)
+    batched_tokens = config.max_num_batched_tokens or _batched_tokens(model, config, num_blocks)
     base = SchedulerConfig(
         groups=tuple(
             CacheGroup(count, group.window, kept)
@@ -208,13 +198,15 @@ def _scheduler_config(
     return dataclasses.replace(base, max_model_len=model_len(config.max_model_len, model.max_model_len, base))
 
 
-def _batched_tokens(model: LoadedModel, num_blocks: tuple[int, ...], max_num_seqs: int) -> int:
+def _batched_tokens(model: LoadedModel, config: EngineConfig, num_blocks: tuple[int, ...]) -> int:
     """Return the default step size; never less than one token for each sequence that was asked for."""
-    if model.device == "cuda":
-        return max(DEFAULT_GPU_BATCHED_TOKENS, max_num_seqs)
-    measured = measured_batched_tokens(lambda tokens: step_seconds(model.executable, num_blocks, tokens))
+    if model.gpu is not None:
+        return gpu_batched_tokens(config)
+    measured = measured_batched_tokens(
+        lambda tokens: step_seconds(cast(Executable, model.executable), num_blocks, tokens)
+    )
     logger.info("A step of 150 ms holds %d tokens here", measured)
-    return max(measured, max_num_seqs)
+    return max(measured, config.max_num_seqs)
 
 
 def _loaded(model: LoadedModel, scheduler: Lifecycle) -> Loaded:

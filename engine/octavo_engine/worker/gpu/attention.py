@@ -109,10 +109,11 @@ class AttentionPlanner:
                 tuning=tuning,
                 processors=self._processors,
                 window=window,
+                capacity=self._buffers[group].capacity,
             )
         prefixes: Sequence[Prefix] = ()
         if not window:
-            multiple = split if self._invariant else tuning.block_n
+            multiple = split if self._invariant else max(self._layout.block_size, tuning.block_n)
             prefixes = find_prefixes(tables[step.slots], contexts, offsets, multiple=multiple)
         work = plan_work(
             offsets,

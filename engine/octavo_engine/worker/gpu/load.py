@@ -56,13 +56,18 @@ def load_gpu(
             f"--max-model-len {sizes.max_position} is beyond the {spec.max_position} positions the model was trained "
             f"for; use at most {spec.max_position}."
         )
-    grouped = precision.weights in ("int8", "int4", "")
-    check_shards(spec, place.shard.size, GROUP if grouped else 1)
+    check_shares(spec, precision, place.shard.size)
     try:
         weights = load_weights(checkpoint, precision, place.shard, place.device, progress)
     except torch.OutOfMemoryError as error:
         raise MemoryError("the device has no room for the weights") from error
     return assemble_gpu(spec, weights, precision, place, sizes)
+
+
+def check_shares(spec: ModelSpec, precision: GpuPrecision, size: int) -> None:
+    """Raise UnsupportedModelError unless `size` ranks can share the model at this precision."""
+    grouped = precision.weights in ("int8", "int4", "")
+    check_shards(spec, size, GROUP if grouped else 1)
 
 
 def assemble_gpu(

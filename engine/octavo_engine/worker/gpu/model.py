@@ -7,6 +7,7 @@ depends on the step's sizes alone, so that a decode step can be captured in a gr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from octavo_engine.model.rope import rope_table
 from octavo_engine.model.spec import LayerSpec, ModelSpec, RopeSpec
-from octavo_engine.worker.gpu.adapters import AdapterBank, LayerBanks
+from octavo_engine.worker.gpu.adapters import AdapterBank, GpuAdapter, LayerBanks
 from octavo_engine.worker.gpu.attention import GroupAttention
 from octavo_engine.worker.gpu.cache import GpuLayout
 from octavo_engine.worker.gpu.communicator import Communicator
@@ -77,6 +78,10 @@ class GpuModel:
         heads = max(layer.attention.q_size for layer in self.spec.layers)
         # Tokens of no row, which pad a graph's batch, are never attended: what stays there must be finite.
         self._attended = torch.zeros(max_tokens * heads, dtype=self.dtype, device=self.device)
+
+    def open_adapter(self, folder: Path) -> GpuAdapter:
+        """Read a LoRA adapter: on any thread, beside steps. Raises UnsupportedModelError."""
+        return self.bank.open(folder)
 
     def forward(self, step: GpuStep) -> Tensor:
         """Return x after the last layer; what the step's tokens leave in the cache is written."""

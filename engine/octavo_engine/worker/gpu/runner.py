@@ -11,15 +11,13 @@ know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_engine.core.step import Admission, Row, RowResult, StepPlan, StepResult
-from octavo_engine.model.pooling import Kind
 from octavo_engine.sampling.parameters import SamplingParameters
 from octavo_engine.worker.failures import ContractError, StepError
 from octavo_engine.worker.gpu.assemble import Assembled, assemble
@@ -32,14 +30,16 @@ from octavo_engine.worker.gpu.sampler import GpuSampler, RowDraw
 from octavo_engine.worker.gpu.scores import (
     NOT_FINITE,
     SCORED_AT_ONCE,
+    Scorer,
     Told,
     prompt_records,
-    sampled_scores,
-    score,
 )
 from octavo_engine.worker.gpu.state import DeviceBatch
 from octavo_engine.worker.pooling import PromptPooling
 from octavo_kernels.triton.step import finish_step
+
+if TYPE_CHECKING:  # reading files takes more than numpy and torch, and what computes takes no more
+    from octavo_engine.model.pooling import Kind
 
 NOTHING_ALLOWED: Final = (
     "No token is allowed here: allowed_token_ids, min_tokens and the grammar together forbid every token."
@@ -79,8 +79,8 @@ class GpuRunner:
             device=device,
         )
         self._computer = StepComputer(model, self.batch, sizes, invariant=invariant, graph_sizes=graph_sizes)
-        samples = model.communicator.rank == 0
-        self._sampler = GpuSampler(model.vocab_size, sizes.max_num_seqs, device) if samples else None
+        self._sampler = _sampler(model, sizes) if model.communicator.rank == 0 else None
+        self._scorer = Scorer(sizes.max_num_seqs, model.vocab_size, device)
         self._host = host
         self._pooling: Kind = pooling
         self._grammars = grammars
@@ -103,10 +103,6 @@ class GpuRunner:
         for kept in (self._settings, self._registered, self._pooled):
             kept.pop(sequence, None)
         self._failed.discard(sequence)
-
-    def open_adapter(self, folder: Path) -> Any:
-        """Read a LoRA adapter: on any thread, beside steps. Raises UnsupportedModelError."""
-        return self.model.bank.open(folder)
 
     def set_adapter(self, slot: int, adapter: Any | None) -> None:
         """Make `slot` of the steps to come mean an opened adapter, or nothing."""
@@ -181,7 +177,7 @@ class GpuRunner:
             raise
         except Exception as error:
             self._failed.update(row.sequence for row in plan.rows)
-            raise StepError(plan, error) from error
+            raise StepError(plan, error, self.model.communicator.calls) from error
 
     def _compute(self, rows: Sequence[Row]) -> Outcome:
         for row in rows:
@@ -199,7 +195,7 @@ class GpuRunner:
         results = torch.empty(len(computed.table), dtype=torch.int32, device=self.model.device)
         finish_step(computed.table, computed.live, sampled, self.batch.tokens, self.batch.lengths, results)
         if self._sampler is not None:
-            self._sampler.count(results, [row.slot for row in rows])
+            self._sampler.count(results, rows)
         self._score_prompts(rows, step, computed, told)
         self._pool(rows, step, computed, told)
         told.tokens, told.live = told.readback.take(results), told.readback.take(computed.live)
@@ -221,7 +217,7 @@ class GpuRunner:
             # Log-probabilities are those of the logits as they came: what changes them works on a copy then.
             own = logits if max(wanted) < 0 else logits.clone()
             self._sampler.sample(own, draws, masks, sampled)
-            told.sampled = sampled_scores(logits, sampled, wanted, told.readback)
+            told.sampled = self._scorer.sampled(logits, sampled, wanted, told.readback)
             told.wanted = wanted
         self.model.communicator.broadcast(sampled)
         return sampled
@@ -255,7 +251,9 @@ class GpuRunner:
                 piece = tokens[start : start + SCORED_AT_ONCE]
                 logits = self._computer.logits(computed, step, first + start, first + start + len(piece))
                 if self._sampler is not None:
-                    told.prompts.setdefault(index, []).append(score(logits, piece, alternatives, told.readback))
+                    told.prompts.setdefault(index, []).append(
+                        self._scorer.score(logits, piece, alternatives, told.readback)
+                    )
             first += len(tokens)
 
     def _pool(self, rows: Sequence[Row], step: Assembled, computed: Computed, told: Told) -> None:
@@ -304,3 +302,8 @@ class GpuRunner:
             return RowResult()
         vector = pooled.vector()
         return RowResult(pooled=vector.tobytes()) if np.isfinite(vector).all() else RowResult((), NOT_FINITE)
+
+
+def _sampler(model: GpuModel, sizes: RunnerSizes) -> GpuSampler:
+    tuning = model.products.configurations.sampling()
+    return GpuSampler(model.vocab_size, sizes.max_num_seqs, model.device, tuning)

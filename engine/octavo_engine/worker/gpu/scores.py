@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from octavo_kernels.triton.logprobs import token_logprobs, top_logprobs
 from torch import Tensor
 
 from octavo_engine.sampling.records import record_type
 from octavo_engine.worker.gpu.launched import Readback
+from octavo_kernels.triton.logprobs import Logprobs, LogprobsWorkspace, logprobs, logprobs_workspace
 
 NOT_FINITE: Final = "The model's logits are not finite for this request."
 SCORED_AT_ONCE: Final = 64
@@ -24,33 +24,45 @@ class Scores(NamedTuple):
 
     logprobs: Tensor
     ranks: Tensor
-    top_ids: Tensor | None
-    top_logprobs: Tensor | None
+    top_ids: Tensor
+    top_logprobs: Tensor
 
     def records(self, first: int, last: int, alternatives: int) -> NDArray[Any]:
         """Return the records of tokens first … last - 1 with so many alternatives. The device must be done."""
         records = np.zeros(last - first, dtype=record_type(alternatives))
         records["logprob"] = self.logprobs[first:last].numpy()
         records["rank"] = self.ranks[first:last].numpy()
-        if alternatives and self.top_ids is not None and self.top_logprobs is not None:
+        if alternatives:
             records["top"]["id"] = self.top_ids[first:last, :alternatives].numpy()
             records["top"]["logprob"] = self.top_logprobs[first:last, :alternatives].numpy()
         return records
 
 
-def score(logits: Tensor, tokens: Tensor, alternatives: int, readback: Readback) -> Scores:
-    """Return the scores of tokens int32 [n] under logits float32 [n, V]; they are there once the device is done."""
-    values, ranks = token_logprobs(logits, tokens)
-    ids = tops = None
-    if alternatives:
-        ids, tops = (readback.take(part) for part in top_logprobs(logits, alternatives))
-    return Scores(readback.take(values), readback.take(ranks), ids, tops)
+class Scorer:
+    """Works out scores for up to `rows` tokens at once; what that takes is allocated when the first are wanted."""
 
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        """`rows`: at least SCORED_AT_ONCE."""
+        self._rows, self._vocab_size, self._device = max(rows, SCORED_AT_ONCE), vocab_size, device
+        self._space: LogprobsWorkspace | None = None
 
-def sampled_scores(logits: Tensor, sampled: Tensor, wanted: Sequence[int], readback: Readback) -> Scores | None:
-    """Return the scores of sampled tokens, None if no row wants any. wanted: alternatives of each row, -1: none."""
-    most = max(wanted)
-    return None if most < 0 else score(logits, sampled[: len(wanted)], most, readback)
+    def score(self, logits: Tensor, tokens: Tensor, alternatives: int, readback: Readback) -> Scores:
+        """Return the scores of tokens int32 [n] under logits float32 [n, V]: there once the device is done."""
+        if self._space is None:
+            self._space = logprobs_workspace(self._rows, self._vocab_size, self._device)
+        rows = len(tokens)
+        found = Logprobs(
+            torch.empty(rows, dtype=torch.float32, device=self._device),
+            torch.empty(rows, dtype=torch.int32, device=self._device),
+            torch.empty((rows, alternatives), dtype=torch.int32, device=self._device),
+            torch.empty((rows, alternatives), dtype=torch.float32, device=self._device),
+        )
+        return Scores(*(readback.take(part) for part in logprobs(logits, tokens, found, self._space)))
+
+    def sampled(self, logits: Tensor, sampled: Tensor, wanted: Sequence[int], readback: Readback) -> Scores | None:
+        """Return the scores of sampled tokens, None if no row wants any. wanted: alternatives of each row, -1: none."""
+        most = max(wanted)
+        return None if most < 0 else self.score(logits, sampled[: len(wanted)], most, readback)
 
 
 def prompt_records(scores: Sequence[Scores], alternatives: int) -> tuple[bytes, str]:
