@@ -81,7 +81,7 @@ class ServerEndpoint:
 
 
 class EngineEndpoint:
-    """The engine process's end: blocking, single-threaded but for `wake`."""
+    """The engine process's end: blocking, polled by one thread; any thread may send and wake."""
 
     def __init__(self, folder: Path | str) -> None:
         """Connect to the pipes that the API process has bound in `folder`."""
@@ -97,6 +97,7 @@ class EngineEndpoint:
         self._up.connect(_address(Path(folder), _TO_SERVER))
         self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._poller = zmq.Poller()
         self._poller.register(self._down, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
@@ -128,7 +129,8 @@ class EngineEndpoint:
     def send(self, message: ToServer) -> None:
         """Send one message. Raises PeerGone if the API process has gone."""
         try:
-            self._up.send(self._encoder.encode(message))
+            with self._sending:
+                self._up.send(self._encoder.encode(message))
         except zmq.Again as error:
             raise PeerGone("the API process takes no messages") from error
 

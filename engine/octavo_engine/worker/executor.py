@@ -1,4 +1,5 @@
-"""Executors run plans in order: on the loop's own thread, on a thread beside it, later in one process per rank.
+"""Executors run plans in order: on the loop's own thread, on a thread beside it, or with
+those of other ranks (`ranks.executor`).
 
 With one plan in flight the loop has nothing to do while a step is computed, and handing a plan to another thread costs
 two waits for the interpreter's lock: `InlineExecutor`. With two, the loop schedules plan N + 1 while N is computed.
@@ -16,6 +17,10 @@ from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.executable import OpenedAdapter
 from octavo_engine.worker.grammar import Grammar
 from octavo_engine.worker.runner import Runner
+
+
+class ExecutorError(RuntimeError):
+    """The executor cannot go on, nor can the engine; the message is the whole reason."""
 
 
 class Executed(NamedTuple):
@@ -59,6 +64,10 @@ class Executor(Protocol):
 
     def probe(self) -> Pending[None]:
         """Compute one token of nobody's, behind the plans given before; the result raises if that fails."""
+        ...
+
+    def check(self) -> None:
+        """Raise ExecutorError if no plan can be computed any more. Asked once a turn of the loop."""
         ...
 
     def close(self) -> None:
@@ -106,6 +115,9 @@ class InlineExecutor:
         """Compute one token of nobody's when asked for."""
         return _Deferred(self._runner.probe)
 
+    def check(self) -> None:
+        """This process is all there is."""
+
     def close(self) -> None:
         """Nothing is left to stop."""
 
@@ -137,6 +149,9 @@ class InProcessExecutor:
     def probe(self) -> Pending[None]:
         """Compute one token of nobody's."""
         return self._thread.submit(self._runner.probe)
+
+    def check(self) -> None:
+        """This process is all there is."""
 
     def close(self) -> None:
         """Wait for the thread."""
