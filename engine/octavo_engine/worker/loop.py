@@ -35,11 +35,11 @@ from octavo_engine.ipc.messages import (
 )
 from octavo_engine.sampling.settings import SamplingSettings
 from octavo_engine.worker.adapters import AdapterTable, Open
-from octavo_engine.worker.executor import Executed, Executor, Pending
+from octavo_engine.worker.executor import Executed, Executor, ExecutorError, Pending
+from octavo_engine.worker.failures import StepError
 from octavo_engine.worker.grammar_compiler import Compiled, GrammarCompiler, GrammarQueue
 from octavo_engine.worker.guardian import Endpoint, EngineStuckError, Guardian, Outbox
 from octavo_engine.worker.requests import RequestTable, core_request, settings_of
-from octavo_engine.worker.runner import StepError
 
 TAKE_SECONDS: Final = 0.01
 """For taking messages between two steps; what is left waits for the next turn."""
@@ -114,6 +114,7 @@ class EngineLoop:
     def _serve(self) -> None:
         self._send()
         while not self._stopping:
+            self._executor.check()
             self._take_messages()
             self._take_grammars()
             self._take_adapters()
@@ -266,7 +267,7 @@ class EngineLoop:
         """Find out whether a request or the engine is to blame for a failed step. Raises EngineBrokenError."""
         try:
             self._result(plan, self._executor.probe())
-        except EngineStuckError:
+        except (EngineStuckError, ExecutorError):
             raise
         except Exception as error:
             raise EngineBrokenError(f"After step {plan.number} nothing can be computed any more: {error}") from error

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,11 +19,14 @@ from octavo_engine.ipc.transport import EngineEndpoint, PeerGone
 from octavo_engine.worker.cgroup import compute_threads
 from octavo_engine.worker.parent import die_with_parent
 
+if TYPE_CHECKING:
+    from octavo_engine.worker.start import Load
+
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
-    """Read the configuration from standard input and serve. Returns the exit code."""
+def main(load: Load | None = None) -> int:
+    """Read the configuration from standard input and serve what `load` loads. Returns the exit code."""
     # Nothing here computes with a BLAS: its threads would be memory and nothing else.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
@@ -36,7 +40,7 @@ def main() -> int:
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
     threads = config.threads or compute_threads()
     with EngineEndpoint(config.socket_folder) as endpoint:
-        return _run(msgspec.structs.replace(config, threads=threads), endpoint)
+        return _run(msgspec.structs.replace(config, threads=threads), endpoint, load)
 
 
 def _import_early() -> None:
@@ -47,23 +51,29 @@ def _import_early() -> None:
         import octavo_engine.worker.backends.cpu  # noqa: F401
 
 
-def _run(config: EngineConfig, endpoint: EngineEndpoint) -> int:
+def _run(config: EngineConfig, endpoint: EngineEndpoint, load: Load | None) -> int:
+    from octavo_engine.worker.executor import ExecutorError
+    from octavo_engine.worker.load import load_model
     from octavo_engine.worker.sizing import StartError
     from octavo_engine.worker.start import serve
 
     def give_up(error: Exception) -> None:
         """The loop's own thread waits for a step that does not end: say so in its place, and end the process."""
         logger.error("The engine stops: %s", error)
-        if not isinstance(error, PeerGone):
+        if isinstance(error, ExecutorError):
+            endpoint.send(Failed(str(error)))
+        elif not isinstance(error, PeerGone):
             endpoint.send(Failed(f"The engine stopped: {type(error).__name__}: {error}"))
         endpoint.close()
         exit_now(1)
 
     try:
-        serve(config, endpoint, give_up)
+        serve(config, endpoint, give_up, load or load_model)
     except PeerGone:
         logger.error("The API process takes no messages any more")
         return 1
+    except ExecutorError as error:
+        give_up(error)  # a thread of the executor's may wait for ever: it is not waited for
     except StartError as error:
         logger.error("%s", error)
         endpoint.send(Failed(str(error)))
