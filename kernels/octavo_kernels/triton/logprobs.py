@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.triton.launch import launch
-from octavo_kernels.triton.sampling import order_of
+from octavo_kernels.triton.sampling_kernels import order_of
 
 PASS = 32
 """Alternatives that one pass over a row finds; more take more passes."""

@@ -33,7 +33,7 @@ from tests.sampling.meaning import masks_of
 
 SMALL = AdjustTuning(chunk=64, num_warps=1)
 SAMPLING = SamplingTuning(chunk=64, part=16, candidates=128, block=128, num_warps=1)
-SIZES = (1, 31, 32, 33, 63, 64, 65, 150)
+SIZES = (1, 32, 33, 64, 65, 150)
 PLAIN: dict[str, Any] = {
     "prompt": (), "output": (), "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
     "min_tokens": 0, "logit_bias": {}, "allowed_token_ids": (), "held_back_ids": (), "grammar": None,
@@ -144,7 +144,7 @@ def require_meaning(logits: NDArray[np.float32], chosen: list[dict[str, Any]]) -
 
 
 @given(data=st.data(), seed=st.integers(0, 2**32), vocab=st.sampled_from(SIZES))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_any_step_changes_the_logits_as_the_cpu_does(data: st.DataObject, seed: int, vocab: int) -> None:
     chosen = data.draw(st.lists(kinds(vocab), min_size=1, max_size=3))
     require_meaning(rows_of(seed, len(chosen), vocab), chosen)

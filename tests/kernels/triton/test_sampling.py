@@ -30,7 +30,7 @@ from octavo_kernels.triton.sampling import (
 )
 
 SMALL = SamplingTuning(chunk=64, part=16, candidates=128, block=128, num_warps=1)
-MIDDLE = SamplingTuning(chunk=1024, part=64, candidates=1024, block=8192, num_warps=1)
+MIDDLE = SamplingTuning(chunk=1024, part=64, candidates=1024, block=4096, num_warps=1)
 SIZES = (1, 15, 16, 63, 64, 65, 200, 257)
 
 FILTERS = [
@@ -96,7 +96,7 @@ def kinds(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
     data=st.data(), seed=st.integers(0, 2**32), vocab=st.sampled_from(SIZES), spread=st.sampled_from([0.2, 3, 50]),
     ties=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_any_step_gives_the_cpus_tokens(data: st.DataObject, seed: int, vocab: int, spread: float, ties: bool) -> None:
     chosen = data.draw(st.lists(kinds(vocab), min_size=1, max_size=4))
     logits = rows_of(seed, len(chosen), vocab, spread)
@@ -108,7 +108,7 @@ def test_any_step_gives_the_cpus_tokens(data: st.DataObject, seed: int, vocab: i
 @pytest.mark.parametrize("shape", ["normal", "flat", "peaked", "few values", "all equal"])
 def test_a_larger_vocabulary_gives_the_cpus_tokens(shape: str) -> None:
     """Of the flat shapes more tokens are candidates than fit."""
-    logits = rows_of(7, len(FILTERS), 5003)
+    logits = rows_of(7, len(FILTERS), 2500)
     if shape == "flat":
         logits *= np.float32(1e-3)
     elif shape == "peaked":
@@ -121,7 +121,7 @@ def test_a_larger_vocabulary_gives_the_cpus_tokens(shape: str) -> None:
     assert found(logits, chosen, MIDDLE) == meaning(logits, chosen)
 
 
-@pytest.mark.parametrize("kind", FILTERS)
+@pytest.mark.parametrize("kind", [FILTERS[0], FILTERS[1], FILTERS[-1]])
 def test_a_row_alone_is_the_row_among_others(kind: dict[str, Any]) -> None:
     logits = rows_of(3, 3, 200)
     chosen = [kind | {"seed": i} for i in range(3)]
