@@ -15,32 +15,40 @@ from tests.model.building import build
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 384, 64, 2, 4, 2, 96
 
 
-def write_random_llama(folder: Path, *, max_position: int = 256) -> None:
-    """Write a small Llama with random weights, as a Hugging Face folder."""
+def write_random_llama(
+    folder: Path,
+    *,
+    max_position: int = 256,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
+    head_dim: int = HIDDEN // HEADS,
+) -> None:
+    """Write a small Llama with random weights, as a Hugging Face folder. heads: query heads, key/value heads."""
+    num_heads, num_kv_heads = heads
+    q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
         "intermediate_size": INTERMEDIATE,
         "max_position_embeddings": max_position,
         "rms_norm_eps": 1e-5,
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     }
-    head_dim = HIDDEN // HEADS
     shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}"
         shapes |= {
             f"{at}.input_layernorm": (HIDDEN,),
             f"{at}.post_attention_layernorm": (HIDDEN,),
-            f"{at}.self_attn.q_proj": (HIDDEN, HIDDEN),
-            f"{at}.self_attn.k_proj": (KV_HEADS * head_dim, HIDDEN),
-            f"{at}.self_attn.v_proj": (KV_HEADS * head_dim, HIDDEN),
-            f"{at}.self_attn.o_proj": (HIDDEN, HIDDEN),
+            f"{at}.self_attn.q_proj": (q_size, HIDDEN),
+            f"{at}.self_attn.k_proj": (kv_size, HIDDEN),
+            f"{at}.self_attn.v_proj": (kv_size, HIDDEN),
+            f"{at}.self_attn.o_proj": (HIDDEN, q_size),
             f"{at}.mlp.gate_proj": (INTERMEDIATE, HIDDEN),
             f"{at}.mlp.up_proj": (INTERMEDIATE, HIDDEN),
             f"{at}.mlp.down_proj": (HIDDEN, INTERMEDIATE),

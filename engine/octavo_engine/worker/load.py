@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo_engine.contract import BLOCK_SIZE
@@ -68,10 +69,17 @@ def load_model(config: EngineConfig, report: Report, give_up: GiveUp | None = No
             "--tensor-parallel-size above 1 divides a model among GPUs: use --device cuda where there are some, or 1, "
             "and more replicas instead."
         )
-    try:
-        if gpu:
-            return load_on_gpus(config, report, give_up)
+    if gpu:
+        return load_on_gpus(config, report, give_up)
+    with _explained():
         return _load_scripted(config, report) if scripted else _load_cpu(config, report)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what loading raises into a StartError."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         # Files that are missing or damaged, models and options that no backend here serves: the message says what.
         raise StartError(str(error)) from error
@@ -164,7 +172,7 @@ def _load_cpu(config: EngineConfig, report: Report) -> LoadedModel:
 def load_on_gpus(
     config: EngineConfig, report: Report, give_up: GiveUp | None = None, kind: Literal["cuda", "cpu"] = "cuda"
 ) -> LoadedModel:
-    """Load rank 0's share, having started the other ranks if there are some. Raises as `load_share` does, StartError.
+    """Load rank 0's share, having started the other ranks if there are some. Raises StartError.
 
     kind: of the devices. On CPU tensors the kernels run in Triton's interpreter: for tests, and never offered.
     """
@@ -177,7 +185,8 @@ def load_on_gpus(
     size = config.tensor_parallel_size
     device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
     if size == 1:
-        return load_share(config, report, device)
+        with _explained():
+            return load_share(config, report, device)
     if give_up is None:
         raise StartError("--tensor-parallel-size above 1 is for serving: measure with octavo bench serve.")
     if kind == "cuda" and torch.cuda.device_count() < size:
@@ -191,7 +200,8 @@ def load_on_gpus(
         started.append(Ranks(config, give_up, device=kind))
         return join(config, Shard(0, size), device)
 
-    model = load_share(config, report, device, Shard(0, size), start_and_join)
+    with _explained():
+        model = load_share(config, report, device, Shard(0, size), start_and_join)
     started[0].wait_loaded()
     return model._replace(ranks=started[0])
 
