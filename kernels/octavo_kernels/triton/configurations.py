@@ -190,7 +190,7 @@ class Configurations:
 
     def _linear_by_rule(self, rows: int, size: int) -> list[LinearTuning]:
         base = heuristics.linear_base(self.target, rows, size)
-        most = heuristics.linear_most_splits(rows)
+        most = heuristics.linear_most_splits(rows, size)
         return [base._replace(split_k=split) for split in heuristics.SPLITS if split <= most]
 
     def _select(self, kernel: str, shape: Shape, rule: Any) -> Any:

@@ -14,7 +14,7 @@ from octavo_kernels.triton.linear import LinearTuning
 from octavo_kernels.triton.lora import LoraTuning
 from octavo_kernels.triton.rope_cache import RopeCacheTuning
 from octavo_kernels.triton.rows import RowsTuning
-from octavo_kernels.triton.targets import Target
+from octavo_kernels.triton.targets import INTERPRETER, Target
 
 SPLITS: Final = (1, 2, 4, 8)
 """Ranges that a product's inputs are split into."""
@@ -27,21 +27,18 @@ STEPS_OF_SPLIT: Final = 4
 def attention(target: Target, step: str, head_dim: int, group: int, cache_bytes: int) -> AttentionTuning:
     """Return the attention of a class: decode reads much and computes little, prefill reuses each key for many queries.
 
-    The invariant step joins partial results within the program, which takes the registers of a larger tile.
+    The invariant step joins partial results within the program, which takes the registers of a second result.
     """
-    amd = target.backend == "hip"
+    amd, narrow = target.backend == "hip", head_dim > 128
+    if target.name == INTERPRETER.name:
+        return AttentionTuning(group, 64, 4, 1)
     if cache_bytes == 4:
-        return AttentionTuning(
-            max(16, group), 16 if head_dim > 128 else 32, 4 if head_dim <= 128 else 8, 1 if amd else 2
-        )
-    narrow = head_dim > 128
+        return AttentionTuning(group, 16, 8, 2)
     if step == "decode":
         return AttentionTuning(group, 32 if narrow else 64, 4, 2 if amd else 3)
-    if step == "invariant":
-        return AttentionTuning(max(32, group), 32, 4 if amd or not narrow else 8, 2)
-    if amd:
-        return AttentionTuning(64, 32, 4, 2)
-    return AttentionTuning(64, 32, 8, 2) if narrow else AttentionTuning(128, 64, 8, 3)
+    if step == "invariant" and narrow:
+        return AttentionTuning(32, 32 if amd else 16, 4 if amd else 8, 2)
+    return AttentionTuning(64, 32, 4 if amd else 8, 2)
 
 
 def linear(target: Target, rows: int, features: int, inputs: int, size: int) -> LinearTuning:
@@ -50,7 +47,7 @@ def linear(target: Target, rows: int, features: int, inputs: int, size: int) -> 
     tiles = math.ceil(features / base.block_n) * math.ceil(rows / base.block_m)
     split = 1
     while (
-        split < linear_most_splits(rows)
+        split < linear_most_splits(rows, size)
         and tiles * split < PROGRAMS_PER_PROCESSOR * target.processors
         and inputs // (2 * split) >= STEPS_OF_SPLIT * base.block_k
     ):
@@ -68,9 +65,12 @@ def linear_base(target: Target, rows: int, size: int) -> LinearTuning:
     return LinearTuning(64, 64, 64, 1, 4, stages) if rows == 64 else LinearTuning(64, 128, 64, 1, 8, stages)
 
 
-def linear_most_splits(rows: int) -> int:
-    """Return the most ranges of a class of rows: what is split is summed through memory, at a price by the row."""
-    return {16: 8, 32: 4, 64: 2}.get(rows, 1)
+def linear_most_splits(rows: int, size: int) -> int:
+    """Return the most ranges of a class of rows: what is split is summed through memory, at a price by the row.
+
+    float32, which no one serves in a hurry, is not split.
+    """
+    return {16: 8, 32: 4, 64: 2}.get(rows, 1) if size == 2 else 1
 
 
 def few_rows(kind: str) -> int:

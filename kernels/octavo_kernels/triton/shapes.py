@@ -14,7 +14,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo_kernels.triton import attention, experts, grouped, linear, lora, rope_cache, rows, sampling
+from octavo_kernels.triton import (
+    adjust,
+    attention,
+    experts,
+    grouped,
+    linear,
+    logprobs,
+    lora,
+    rope_cache,
+    rows,
+    sampling,
+    step,
+)
 from octavo_kernels.triton.ahead_of_time import Case
 from octavo_kernels.triton.configurations import Configurations, Entry, for_target
 from octavo_kernels.triton.targets import Target
@@ -42,7 +54,11 @@ def cases(target: Target) -> Iterator[Case]:
             yield from _lora(entry)
         if entry.kernel == "sampling":
             yield from _sampling(entry)
+    yield from _dequantize(configurations)
     yield from _experts(configurations)
+    yield from _adjust()
+    yield from _logprobs()
+    yield from _step()
     yield from _rows(configurations)
     yield from _rope_cache(configurations)
 
@@ -57,18 +73,18 @@ def short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}[dtype]
 
 
-def weight(kind: str, features: int, inputs: int, dtype: torch.dtype, offsets: bool = True) -> Weight:
-    """Return a weight without memory; an int4 one with offsets, or of signed values."""
+def weight(kind: str, features: int, inputs: int, dtype: torch.dtype) -> Weight:
+    """Return a weight without memory; `inputs` are a multiple of 64."""
     if kind == "dense":
         return Weight(kind, empty(features, inputs, dtype=dtype))
     if kind == "fp8":
         values = empty(features, inputs, dtype=torch.float8_e4m3fn)
         return Weight(kind, values, empty(features, dtype=torch.float32))
-    groups = inputs // 32
-    scales = empty(groups, features, dtype=torch.float16)
     if kind == "int8":
-        return Weight(kind, empty(groups, features, 32, dtype=torch.int8), scales)
-    return Weight(kind, empty(groups, features, 16, dtype=torch.uint8), scales, scales if offsets else None)
+        values = empty(inputs // 32, features, 32, dtype=torch.int8)
+        return Weight(kind, values, empty(inputs // 64, features, dtype=torch.int32))
+    values = empty(inputs // 64, features, 32, dtype=torch.uint8)
+    return Weight(kind, values, empty(inputs // 32, features, dtype=torch.int32))
 
 
 def _attention(entry: Entry) -> Iterator[Case]:
@@ -131,20 +147,31 @@ def _linear(entry: Entry) -> Iterator[Case]:
         if tuning.split_k == 1 and dtype == dtypes[0]:
             bias = empty(4096, dtype=dtype)
             yield Case(f"{label} bias", partial(call, weight(kind, 4096, 4096, dtype), bias=bias))
-            if kind == "int4":
-                yield Case(f"{label} signed", partial(call, weight(kind, 4096, 4096, dtype, offsets=False)))
+        if tuning.split_k == 1 and dtype != torch.float32:
+            logits = partial(linear.linear, x, out=empty(TOKENS, 4096, dtype=torch.float32), tuning=tuning)
+            yield Case(f"{label} to fp32", partial(logits, weight(kind, 4096, 4096, dtype)))
+
+
+def _dequantize(configurations: Configurations) -> Iterator[Case]:
+    """Return products of many rows, by the library after the weight is dequantised."""
+    for dtype, kind in product(MODEL_DTYPES, configurations.kinds()):
+        x, scratch = empty(512, 4096, dtype=dtype), empty(2048, 4096, dtype=dtype)
+        if kind != "dense":
+            yield Case(
+                f"{kind} {short(dtype)}", partial(linear.linear_many, x, weight(kind, 4096, 4096, dtype), scratch)
+            )
 
 
 def _stacked(of: Weight, count: int) -> Weight:
-    parts = (None if part is None else empty(count, *part.shape, dtype=part.dtype) for part in of[1:])
-    return Weight(of.kind, *parts)  # type: ignore[arg-type]
+    scales = None if of.scales is None else empty(count, *of.scales.shape, dtype=of.scales.dtype)
+    return Weight(of.kind, empty(count, *of.values.shape, dtype=of.values.dtype), scales)
 
 
 def _grouped(entry: Entry) -> Iterator[Case]:
     """Return a class's products: of rows that choose 8 experts, and of a row for each choice."""
     kind, tuning = str(entry.shape["kind"]), entry.tuning
     dtype = torch.bfloat16 if entry.shape["bytes"] == 2 else torch.float32
-    for per_row in (1, 8):
+    for per_row in (1, 8) if dtype == torch.bfloat16 else (8,):
         yield Case(
             f"{kind} {entry.shape['rows'] or 'any'} rows {short(dtype)} of {per_row}",
             partial(_multiply_groups, kind, tuning, dtype, per_row),
@@ -209,6 +236,50 @@ def _sample(vocabulary: int, tuning: sampling.SamplingTuning, status: Tensor | N
     space = sampling.workspace(8, vocabulary, torch.device("meta"), tuning)
     logits, out = empty(8, vocabulary, dtype=torch.float32), empty(8, dtype=torch.int32)
     sampling.sample(logits, draws, out, space, status, tuning=tuning)
+
+
+def _adjust() -> Iterator[Case]:
+    """Return what changes logits, with all of it at hand and with none, and the counts for penalties."""
+    capacity = adjust.AdjustCapacity(8, 64, 64, 64)
+    settings = adjust.adjust_rows_in(empty(adjust.adjust_buffer_words(capacity), dtype=torch.int32), capacity)
+    for vocabulary in VOCABULARIES[:2]:
+        logits, status = empty(8, vocabulary, dtype=torch.float32), empty(8, dtype=torch.int32)
+        counts = empty(8, vocabulary, dtype=torch.int32)
+        masks = empty(8, vocabulary // 32, dtype=torch.int32)
+        call = partial(adjust.adjust, logits, settings, status)
+        yield Case(f"vocabulary {vocabulary} bias", call)
+        yield Case(f"vocabulary {vocabulary} grammar", partial(call, grammar_masks=masks))
+        everything = partial(call, counts=counts, allowed_masks=masks, grammar_masks=masks)
+        yield Case(f"vocabulary {vocabulary} everything", everything)
+        tokens = empty(TOKENS, dtype=torch.int32)
+        yield Case(f"vocabulary {vocabulary}", partial(adjust.count_tokens, counts, 1, tokens, 3))
+        yield Case(f"vocabulary {vocabulary}", partial(adjust.count_sampled, counts, status, status))
+
+
+def _logprobs() -> Iterator[Case]:
+    for vocabulary in VOCABULARIES:
+        yield Case(f"vocabulary {vocabulary}", partial(_find_logprobs, vocabulary))
+
+
+def _find_logprobs(vocabulary: int) -> None:
+    logits, tokens = empty(8, vocabulary, dtype=torch.float32), empty(8, dtype=torch.int32)
+    space = logprobs.logprobs_workspace(8, vocabulary, torch.device("meta"))
+    ids, values = empty(8, 20, dtype=torch.int32), empty(8, 20, dtype=torch.float32)
+    logprobs.logprobs(logits, tokens, logprobs.Logprobs(logits[:, 0].contiguous(), tokens, ids, values), space)
+
+
+def _step() -> Iterator[Case]:
+    """Return a step's preparation for a model of one and of two KV groups, its end, and changes of the batch."""
+    words = partial(empty, dtype=torch.int32)
+    settings, batch, lengths = words(8, step.ROW_FIELDS), words(16, 4096), words(16)
+    for groups in (1, 2):
+        call = partial(step.prepare_step, settings, batch, lengths, words(groups, 16, 256))
+        each = {"tokens": words(TOKENS), "positions": words(TOKENS), "adapters": words(TOKENS), "live": words(8)}
+        slots = empty(groups, TOKENS, dtype=torch.int64)
+        yield Case(f"{groups} groups", partial(call, **each, slots=slots, max_position=4096, longest=16))
+    yield Case("", partial(step.finish_step, settings, words(8), words(8), batch, lengths, words(8)))
+    places = empty(TOKENS, dtype=torch.int64)
+    yield Case("batch", partial(step.scatter, batch, places, words(TOKENS)))
 
 
 def _rows(configurations: Configurations) -> Iterator[Case]:
