@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/gpu.py`: one section of its report each, and what they share."""
