@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,12 +53,16 @@ class RankedEngine:
         """The processes of ranks 1, 2 …"""
         return sorted(psutil.Process(self.process.pid).children(), key=lambda process: process.pid)
 
-    def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: object) -> list[list[int]]:
-        """Return the tokens of requests that run together."""
+    def begin(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: object) -> None:
+        """Send requests that run together."""
         for number, prompt in enumerate(prompts):
             data = np.array(prompt, dtype="<i4").tobytes()
             params = SamplingParams(**({"seed": number, "temperature": 0.0} | sampling))
             self.endpoint.send(Submit(number, data, params, StopRule(max_tokens=max_tokens)))
+
+    def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: object) -> list[list[int]]:
+        """Return the tokens of requests that run together."""
+        self.begin(prompts, max_tokens, **sampling)
         tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
         running = set(tokens)
         while running:
