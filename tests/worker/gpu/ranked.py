@@ -28,9 +28,9 @@ class RankedEngine:
 
     def __init__(self, model: Path, size: int, **config: object) -> None:
         self.endpoint = ServerEndpoint()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.gpu.engine_process"], stdin=subprocess.PIPE
-        )
+        command = [sys.executable, "-m", "tests.worker.gpu.engine_process"]
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         sizes = {"kv_cache_memory": 4 << 20, "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 48}
         asked = {"dtype": "float32", "quantization": "none", "log_level": "warning"} | sizes | config
         configure_engine(
