@@ -75,6 +75,10 @@ class GpuModel:
         self.communicator = communicator
         self._vocabulary = vocabulary_rows(spec.vocab_size, shard)
         self._factors = _factors(self.spec, max_position, self.device)
+        configurations = products.configurations
+        self._rows = configurations.rows(spec.hidden_size)
+        self._inner = [configurations.rows(layer.mlp.intermediate_size) for layer in self.spec.layers]
+        self._rotation = [configurations.rope_cache(layer.attention.head_dim) for layer in self.spec.layers]
         heads = max(layer.attention.q_size for layer in self.spec.layers)
         # Tokens of no row, which pad a graph's batch, are never attended: what stays there must be finite.
         self._attended = torch.zeros(max_tokens * heads, dtype=self.dtype, device=self.device)
@@ -86,15 +90,24 @@ class GpuModel:
     def forward(self, step: GpuStep) -> Tensor:
         """Return x after the last layer; what the step's tokens leave in the cache is written."""
         x = self._empty(step, self.hidden_size)
-        embed(self.weights.embedding, step.tokens, x, self.spec.embedding_scale, self._vocabulary.start)
+        embed(
+            self.weights.embedding,
+            step.tokens,
+            x,
+            self.spec.embedding_scale,
+            self._vocabulary.start,
+            tuning=self._rows,
+        )
         self.communicator.all_reduce(x)
         first = self.spec.layers[0]
-        normed = rms_norm(x, self.weights.layers[0].attention_norm, first.attention_norm.eps, torch.empty_like(x))
+        normed = rms_norm(
+            x, self.weights.layers[0].attention_norm, first.attention_norm.eps, torch.empty_like(x), tuning=self._rows
+        )
         for index, (layer, weights) in enumerate(zip(self.spec.layers, self.weights.layers, strict=True)):
             banks = self.bank.layers[index]
             attended = self._attend(step, index, layer, weights, banks, normed)
             normed = self._add(x, attended, normed, weights.post_attention_norm, layer, weights.mlp_norm)
-            fed = self._feed(step, layer, weights, banks, normed)
+            fed = self._feed(step, index, layer, weights, banks, normed)
             last = index + 1 == len(self.spec.layers)
             following = None if last else self.weights.layers[index + 1].attention_norm
             normed = self._add(x, fed, normed, weights.post_mlp_norm, layer, following)
@@ -113,8 +126,9 @@ class GpuModel:
 
     def last_hidden(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Return [L, hidden size], x of the step's tokens int [L] behind the final norm: what the head sees."""
-        rows = gather_rows(x, tokens, x.new_empty((len(tokens), self.hidden_size)))
-        return rms_norm(rows, self.weights.final_norm, self.spec.final_norm.eps, torch.empty_like(rows))
+        rows = gather_rows(x, tokens, x.new_empty((len(tokens), self.hidden_size)), tuning=self._rows)
+        norm, eps = self.weights.final_norm, self.spec.final_norm.eps
+        return rms_norm(rows, norm, eps, torch.empty_like(rows), tuning=self._rows)
 
     def _attend(
         self,
@@ -145,6 +159,7 @@ class GpuModel:
             q_weight=weights.q_norm,
             k_weight=weights.k_norm,
             eps=spec.qk_norm.eps if spec.qk_norm else 0.0,
+            tuning=self._rotation[index],
         )
         attended = self._attended[: q.numel()].view(q.shape)
         attention(
@@ -166,18 +181,18 @@ class GpuModel:
         return result
 
     def _feed(
-        self, step: GpuStep, layer: LayerSpec, weights: LayerWeights, banks: LayerBanks, normed: Tensor
+        self, step: GpuStep, index: int, layer: LayerSpec, weights: LayerWeights, banks: LayerBanks, normed: Tensor
     ) -> Tensor:
         """Return what the feed-forward block adds to x."""
         if weights.experts is not None and layer.mlp.moe is not None:
             result = self.products.mixture(normed, weights.experts, layer.mlp.moe, layer.mlp.activation)
         else:
-            result = self._feed_dense(step, layer, weights, banks, normed)
+            result = self._feed_dense(step, index, layer, weights, banks, normed)
         self.communicator.all_reduce(result)
         return result
 
     def _feed_dense(
-        self, step: GpuStep, layer: LayerSpec, weights: LayerWeights, banks: LayerBanks, normed: Tensor
+        self, step: GpuStep, index: int, layer: LayerSpec, weights: LayerWeights, banks: LayerBanks, normed: Tensor
     ) -> Tensor:
         assert weights.gate_up is not None
         assert weights.down is not None
@@ -185,7 +200,7 @@ class GpuModel:
         if step.adapters is not None:
             self.products.adapt(normed, banks.gate_up, step.adapters, gate_up)
         activate = silu_mul if layer.mlp.activation == "silu" else gelu_tanh_mul
-        inner = activate(gate_up, self._empty(step, layer.mlp.intermediate_size))
+        inner = activate(gate_up, self._empty(step, layer.mlp.intermediate_size), tuning=self._inner[index])
         result = self.products(inner, weights.down, bias=weights.down_bias)
         if step.adapters is not None:
             self.products.adapt(inner, banks.down, step.adapters, result)
@@ -203,9 +218,9 @@ class GpuModel:
         """Add a block's output to x, behind its own norm if it has one, and return the norm of that."""
         eps = layer.mlp_norm.eps
         if post_norm is not None:
-            rms_norm_add(added, post_norm, eps, x, next_norm, normed if next_norm is not None else None)
+            rms_norm_add(added, post_norm, eps, x, next_norm, normed if next_norm is not None else None, self._rows)
         elif next_norm is not None:
-            rms_norm(added, next_norm, eps, normed, residual=x)
+            rms_norm(added, next_norm, eps, normed, residual=x, tuning=self._rows)
         else:
             x += added
         return normed
