@@ -1,0 +1,1 @@
+"""The autoscalers that ours is judged against, each as its own project documents it."""
