@@ -202,7 +202,6 @@ def load_on_gpus(
 
     with _explained():
         model = load_share(config, report, device, Shard(0, size), start_and_join)
-    started[0].wait_loaded()
     return model._replace(ranks=started[0])
 
 

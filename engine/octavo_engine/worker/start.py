@@ -115,7 +115,8 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
     """
     num_blocks = _allocate(model, config, report, allocated)
     layout = model.executable.layout
-    places = host_places(config.kv_offload_memory, memory_left(), layout.groups)
+    ranks = config.tensor_parallel_size  # each keeps its share of a block
+    places = host_places(config.kv_offload_memory // ranks, memory_left() // ranks, layout.groups)
     try:
         scheduler_config = _scheduler_config(model, config, num_blocks, places, report)
         scheduler = create_scheduler(scheduler_config, _draft_source(model, config))

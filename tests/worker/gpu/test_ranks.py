@@ -71,7 +71,6 @@ class Together:
         self.ranks = Ranks(config, self.gave_up.put, COMMAND)
         try:
             self.share = self._load(size, folder)
-            self.ranks.wait_loaded()
             self.ranks.begin(BEGIN)
             self.ranks.wait_begun()
         except BaseException:
@@ -215,7 +214,7 @@ def test_a_model_that_a_rank_cannot_load_ends_the_start_with_its_sentence():
     ranks = Ranks(config, lambda error: None, COMMAND)
     try:
         with pytest.raises(RankError, match=r"Rank 1 of 2 ended \(Nobody serves this model; use another\): the"):
-            ranks.wait_loaded()
+            ranks.wait_begun()
     finally:
         ranks.close()
 

@@ -25,7 +25,6 @@ from octavo_engine.worker.ranks.messages import (
     RankConfig,
     RankEnds,
     RankFailedStep,
-    RankLoaded,
     RankOpened,
     SetAdapter,
     ToFollower,
@@ -74,7 +73,6 @@ def follow(config: RankConfig, load: Load) -> int:
     channel = FollowerChannel(Path(config.engine.socket_folder), config.rank)
     try:
         share = load(config)
-        channel.send(RankLoaded(config.rank))
         _Follower(config.rank, share, channel).run()
     except Exception as error:
         logger.exception("Rank %d of %d ends", config.rank, config.size)

@@ -39,7 +39,6 @@ from octavo_engine.worker.ranks.messages import (
     RankConfig,
     RankEnds,
     RankFailedStep,
-    RankLoaded,
     RankOpened,
     ToFollower,
     ToLeader,
@@ -90,7 +89,6 @@ class Ranks:
         self._give_up = give_up
         self._channel = LeaderChannel(Path(config.socket_folder), self.size)
         self._news = threading.Condition()
-        self._loaded: set[int] = set()
         self._begun: set[int] = set()
         self._failed: dict[int, dict[int, RankFailedStep]] = {}
         """Of each step that failed on followers, what they said of it."""
@@ -122,10 +120,6 @@ class Ranks:
         if self._fault is not None:
             self._told.set()
             raise self._fault
-
-    def wait_loaded(self) -> None:
-        """Wait until every follower has its weights. Raises RankError if one has ended instead."""
-        self._wait(lambda: len(self._loaded) == self.size - 1)
 
     def begin(self, begin: Begin) -> None:
         """Have every follower allocate its cache and get ready, as rank 0 does meanwhile: they may need each other."""
@@ -237,8 +231,6 @@ class Ranks:
 
     def _take(self, message: ToLeader) -> None:
         match message:
-            case RankLoaded(rank):
-                self._loaded.add(rank)
             case RankBegun(rank):
                 self._begun.add(rank)
             case RankFailedStep(rank, number):

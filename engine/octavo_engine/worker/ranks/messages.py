@@ -76,12 +76,6 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
 ToFollower = Begin | Execute | Probe | OpenAdapter | SetAdapter | DropAdapter | Leave
 
 
-class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The weights are there."""
-
-    rank: int
-
-
 class RankBegun(msgspec.Struct, frozen=True, tag="begun"):
     """`Begin` is done."""
 
@@ -113,4 +107,4 @@ class RankEnds(msgspec.Struct, frozen=True, tag="ends"):
     detail: str
 
 
-ToLeader = RankLoaded | RankBegun | RankFailedStep | RankOpened | RankEnds
+ToLeader = RankBegun | RankFailedStep | RankOpened | RankEnds
