@@ -196,6 +196,16 @@ def test_pods_pass_the_restricted_level_and_carry_no_token() -> None:
 def test_shared_memory_comes_with_the_second_gpu(spec: dict[str, Any], size: str | None) -> None:
     found = [each["emptyDir"] for each in pod(**spec)["volumes"] if each["name"] == "octavo-shm"]
     assert found == ([] if size is None else [{"medium": "Memory", "sizeLimit": size}])
+    mounts = {each["name"]: each["mountPath"] for each in engine(**spec)["volumeMounts"]}
+    assert mounts.get("octavo-shm") == (None if size is None else "/dev/shm")
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_ranks_get_a_gpu_each_in_one_pod(size: int) -> None:
+    spec = {"resources": {"limits": {"nvidia.com/gpu": size}}, "engine": {"tensorParallelSize": size}}
+    assert engine(**spec)["resources"]["limits"] == {"nvidia.com/gpu": str(size)}
+    assert value(flags(**spec), "--tensor-parallel-size") == str(size)
+    assert planned(**spec).deployment["spec"]["template"]["spec"]["containers"][1:] == []
 
 
 def test_a_claim_is_mounted_read_only_and_served_from_there() -> None:
