@@ -12,7 +12,6 @@ A section that fails is told in a sentence, the others go on, and the exit statu
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -35,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif os.environ.get("TRITON_INTERPRET"):
         print("TRITON_INTERPRET is set, which is for --device cpu: unset it to measure a GPU.", file=sys.stderr)
         return 2
-    # The versions below are CUDA's to keep; without this a long-lived process keeps what sections no longer need.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -48,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     import torch
-    from benchmarks.on_gpu import machine, report
+    from benchmarks.on_gpu import machine, report, timing
 
     began = time.perf_counter()
     device = torch.device(options.device)
@@ -75,10 +72,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.trace:
                 raise
         section.seconds = time.perf_counter() - section.began
-        # What a section held is free for the next.
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        timing.make_room(device)
     seconds = time.perf_counter() - began
     failed = [f"{section.name}: {sentence}" for section in sections for sentence in section.failed]
     print(report.summary(sections))

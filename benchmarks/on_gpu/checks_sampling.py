@@ -102,7 +102,7 @@ def _adjust(bench: Bench, vocab: int) -> float:
     count_tokens(counts, 1, tokens, 2)
     count_sampled(counts, tokens.new_tensor([1, -1]), tokens.new_tensor([70, 5]))
     words = -(-vocab // 32)
-    masks = torch.full((1, words), -1, dtype=torch.int32, device=bench.device)
+    masks = torch.zeros((1, words), dtype=torch.int32, device=bench.device)
     masks[0, 0] = 0xFF
     rows = [
         Adjustment(bias_ids=[3, 200], bias=[2.5, -4.0]),

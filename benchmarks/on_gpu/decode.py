@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import torch
 from benchmarks.on_gpu.machine import Bench
-from benchmarks.on_gpu.report import Section
+from benchmarks.on_gpu.report import Section, sentence_of
 from benchmarks.on_gpu.serving import Loaded, load, random_jobs, serve, steady
 from benchmarks.on_gpu.shapes import LLAMA_8B, QWEN_8B, QWEN_30B, Shape
-from benchmarks.on_gpu.timing import DeviceTime
+from benchmarks.on_gpu.timing import DeviceTime, make_room
 
 from octavo_engine.worker.gpu.compute import RunnerSizes
 
@@ -52,8 +53,11 @@ def run_shapes(bench: Bench, section: Section) -> None:
         name = f"{shape.name} {'bf16' if kind == 'dense' else kind}"
         try:
             _tell_shape(bench, section, name, bench.pick(shape, shape.tiny()), kind, streams)
-        except MemoryError as error:
-            section.remark(f"{name} has no room here: {error}")
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            section.remark(f"{name} has no room here: {sentence_of(error)}")
+        except Exception as error:  # noqa: BLE001 - told, and the next shape has its turn
+            section.fail(f"{name}: {sentence_of(error)}")
+        make_room(bench.device)
 
 
 def _tell_shape(

@@ -12,7 +12,7 @@ from benchmarks.on_gpu.machine import Bench
 from benchmarks.on_gpu.report import Section, sentence_of
 from benchmarks.on_gpu.serving import Job, load, random_jobs, serve
 from benchmarks.on_gpu.shapes import LLAMA_8B, Shape, random_weights
-from benchmarks.on_gpu.timing import synchronize
+from benchmarks.on_gpu.timing import make_room, synchronize
 
 from octavo_engine.worker.gpu.compute import RunnerSizes
 from octavo_engine.worker.gpu.weights import ModelWeights
@@ -33,8 +33,7 @@ def run(bench: Bench, section: Section) -> None:
     if importlib.util.find_spec("transformers") is None:
         section.remark("transformers is not installed: there is nothing to compare with.")
         return
-    if bench.cuda:
-        torch.cuda.empty_cache()
+    make_room(bench.device)
     model = same_model(shape, weights, bench)
     for batch in batches:
         peers: dict[str, tuple[Callable[[], float], float]] = {
@@ -46,6 +45,7 @@ def run(bench: Bench, section: Section) -> None:
                 rate = call()
             except Exception as error:  # noqa: BLE001 - a peer that cannot do it is told, and is no peer
                 section.remark(f"transformers {name}, batch {batch}, did not run: {sentence_of(error)}")
+                make_room(bench.device)
                 continue
             detail = f"{rate:,.0f} tokens/s"
             section.at_least(
@@ -64,6 +64,8 @@ def _ours(bench: Bench, shape: Shape, weights: ModelWeights, jobs: Sequence[Job]
     serve(loaded, jobs)
     taken = time.perf_counter() - began
     loaded.model.layout.caches.clear()
+    del loaded
+    make_room(bench.device)
     return sum(job.tokens for job in jobs) / taken
 
 

@@ -6,6 +6,7 @@ line of the benchmark has run.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,13 @@ def synchronize(device: torch.device) -> None:
     """Wait for all that is queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def make_room(device: torch.device) -> None:
+    """Give back what nobody refers to any more: to the next section it would look like a device that is full."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, seconds: float, *, graph: bool = True) -> float:
