@@ -9,14 +9,26 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 
 from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.ipc.launch import configure_engine
-from octavo_engine.ipc.messages import Failed, Loaded, SamplingParams, Shutdown, Step, StopRule, Submit, ToServer
+from octavo_engine.ipc.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    Failed,
+    LoadAdapter,
+    Loaded,
+    SamplingParams,
+    Shutdown,
+    Step,
+    StopRule,
+    Submit,
+    ToServer,
+)
 from octavo_engine.ipc.transport import ServerEndpoint
 
 PATIENCE = 240
@@ -53,15 +65,23 @@ class RankedEngine:
         """The processes of ranks 1, 2 …"""
         return sorted(psutil.Process(self.process.pid).children(), key=lambda process: process.pid)
 
-    def begin(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: object) -> None:
+    def load_adapter(self, slot: int, folder: Path) -> None:
+        """Load an adapter on every rank. Raises AssertionError with what is said if it is refused."""
+        self.endpoint.send(LoadAdapter(slot, str(folder)))
+        while not isinstance(message := self.receive(), AdapterLoaded):
+            assert not isinstance(message, Failed | AdapterFailed), message
+
+    def begin(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, adapter: int = -1, **sampling: object
+    ) -> None:
         """Send requests that run together."""
         for number, prompt in enumerate(prompts):
             data = np.array(prompt, dtype="<i4").tobytes()
             params = SamplingParams(**({"seed": number, "temperature": 0.0} | sampling))
-            self.endpoint.send(Submit(number, data, params, StopRule(max_tokens=max_tokens)))
+            self.endpoint.send(Submit(number, data, params, StopRule(max_tokens=max_tokens), adapter=adapter))
 
-    def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: object) -> list[list[int]]:
-        """Return the tokens of requests that run together."""
+    def answers(self, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any) -> list[list[int]]:
+        """Return the tokens of requests that run together, as `begin` sends them."""
         self.begin(prompts, max_tokens, **sampling)
         tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
         running = set(tokens)

@@ -8,12 +8,13 @@ import psutil
 import pytest
 
 from octavo_engine.ipc.messages import Failed
+from tests.model.adapters import write_adapter
 from tests.model.building import build
 from tests.worker import harness
 from tests.worker.backends import write_random_llama
 from tests.worker.gpu.ranked import ranked_engine
 
-TOKENS = 6
+TOKENS = 4
 
 
 def prompts():
@@ -22,9 +23,12 @@ def prompts():
     return [first, [*first[:17], 5, 6], random.integers(0, 384, 60).tolist()]
 
 
-def alone(folder, **sampling):
+def alone(folder, adapter=None, **sampling):
     """The same requests' tokens from the CPU engine."""
     with harness.engine(build(folder), 40, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=48) as client:
+        if adapter is not None:
+            client.load(0, adapter)
+            sampling["adapter"] = 0
         for number, prompt in enumerate(prompts()):
             client.submit(number, prompt, max_tokens=TOKENS, **({"seed": number, "temperature": 0.0} | sampling))
         client.wait_finished(*((number, 0) for number in range(3)))
@@ -42,6 +46,10 @@ def test_ranks_give_the_tokens_of_one_and_leave_together(heads, size, tmp_path):
         assert engine.answers(prompts(), TOKENS) == alone(tmp_path)
         drawn = {"temperature": 1.3, "top_k": 40}
         assert engine.answers(prompts(), TOKENS, **drawn) == alone(tmp_path, **drawn)
+        adapter = write_adapter(tmp_path / "adapter", tmp_path)
+        engine.load_adapter(0, adapter)
+        adapted = alone(tmp_path, adapter)
+        assert engine.answers(prompts(), TOKENS, adapter=0) == adapted != alone(tmp_path)
         ranks = engine.ranks()
         assert len(ranks) == size - 1
         assert engine.leave() == 0

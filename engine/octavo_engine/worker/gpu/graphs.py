@@ -65,7 +65,8 @@ class DecodeGraphs:
             compute()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread's calls only: NCCL's own threads ask for their events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             x, logits = compute()
         self._pool = self._pool or graph.pool()
         self._captured[size] = Captured(size, planner, graph, x, logits)
