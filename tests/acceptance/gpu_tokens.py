@@ -16,7 +16,7 @@ from .running import PYTHON, Ran, run
 
 KINDS: Final = ("llama, adapters", "int4", "gemma 3")
 TOKENS: Final = 32
-SHORT_TOKENS: Final = 4
+SHORT_TOKENS: Final = 8
 BLOCKS: Final = 20
 SHORT_BLOCKS: Final = 10
 """Of the GPU engine's cache: fewer than its sequences come to need."""

@@ -92,7 +92,7 @@ FAMILIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def random_model(family: str, seed: int) -> PreTrainedModel:
+def random_model(family: str, seed: int, **changes: Any) -> PreTrainedModel:
     config, overrides = FAMILIES[family]
     torch.manual_seed(seed)
     sizes = {
@@ -100,7 +100,7 @@ def random_model(family: str, seed: int) -> PreTrainedModel:
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
         "initializer_range": 0.2,
     }  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config(**(sizes | overrides))).eval()
+    model = AutoModelForCausalLM.from_config(config(**(sizes | overrides | changes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
