@@ -13,7 +13,7 @@ slot -1 is padding.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -29,20 +29,20 @@ _CHUNK: Final = 128
 
 @triton.jit(do_not_specialize=["max_blocks", "max_position", "num_slots", "batch_stride", "slots_stride"])
 def _prepare_kernel(
-    rows: Any,
-    batch_tokens: Any,
-    lengths: Any,
-    tables: Any,
-    tokens: Any,
-    positions: Any,
-    slots: Any,
-    adapters: Any,
-    live: Any,
-    batch_stride: Any,
-    max_blocks: Any,
-    max_position: Any,
-    num_slots: Any,
-    slots_stride: Any,
+    rows: tl.tensor,
+    batch_tokens: tl.tensor,
+    lengths: tl.tensor,
+    tables: tl.tensor,
+    tokens: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    adapters: tl.tensor,
+    live: tl.tensor,
+    batch_stride: tl.tensor,
+    max_blocks: tl.tensor,
+    max_position: tl.tensor,
+    num_slots: tl.tensor,
+    slots_stride: tl.tensor,
     GROUPS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
@@ -81,13 +81,13 @@ def _prepare_kernel(
 
 @triton.jit(do_not_specialize=["batch_stride"])
 def _finish_kernel(
-    rows: Any,
-    live: Any,
-    sampled: Any,
-    batch_tokens: Any,
-    lengths: Any,
-    results: Any,
-    batch_stride: Any,
+    rows: tl.tensor,
+    live: tl.tensor,
+    sampled: tl.tensor,
+    batch_tokens: tl.tensor,
+    lengths: tl.tensor,
+    results: tl.tensor,
+    batch_stride: tl.tensor,
 ) -> None:
     row = tl.program_id(0)
     slot = tl.load(rows + row * 8)
@@ -171,7 +171,9 @@ def finish_step(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _scatter_kernel(places: Any, values: Any, target: Any, count: Any, CHUNK: tl.constexpr) -> None:
+def _scatter_kernel(
+    places: tl.tensor, values: tl.tensor, target: tl.tensor, count: tl.tensor, CHUNK: tl.constexpr
+) -> None:
     index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     inside = index < count
     place = tl.load(places + index, mask=inside, other=0)
