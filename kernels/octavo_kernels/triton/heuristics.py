@@ -58,8 +58,10 @@ def linear(target: Target, rows: int, features: int, inputs: int, size: int) -> 
 def linear_base(target: Target, rows: int, size: int) -> LinearTuning:
     """Return the tile of a class of rows, not split."""
     stages = 2 if target.backend == "hip" else 4 if rows == 16 else 3
+    if target.name == INTERPRETER.name:
+        return LinearTuning(rows or 64, 128, 128, 1, 4, 1)
     if size == 4:
-        return LinearTuning(32 if rows in (0, 32, 64, 128) else 16, 64, 32, 1, 4, 2)
+        return LinearTuning(16, 64, 32, 1, 4, 2)
     if rows in (16, 32):
         return LinearTuning(rows, 64, 128, 1, 4, stages)
     return LinearTuning(64, 64, 64, 1, 4, stages) if rows == 64 else LinearTuning(64, 128, 64, 1, 8, stages)
