@@ -21,15 +21,17 @@ def write_random_llama(
     max_position: int = 256,
     heads: tuple[int, int] = (HEADS, KV_HEADS),
     head_dim: int = HIDDEN // HEADS,
+    vocab: int = VOCAB,
+    layers: int = LAYERS,
 ) -> None:
     """Write a small Llama with random weights, as a Hugging Face folder. heads: query heads, key/value heads."""
     num_heads, num_kv_heads = heads
     q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
     config = {
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -39,8 +41,8 @@ def write_random_llama(
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     }
-    shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
-    for layer in range(LAYERS):
+    shapes = {"model.embed_tokens": (vocab, HIDDEN), "lm_head": (vocab, HIDDEN), "model.norm": (HIDDEN,)}
+    for layer in range(layers):
         at = f"model.layers.{layer}"
         shapes |= {
             f"{at}.input_layernorm": (HIDDEN,),

@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from octavo_engine.core.step import Admission, BlockAppend, BlockCopy, Row, StepPlan
 from octavo_engine.ipc.scores import read_scores
 from octavo_engine.sampling.settings import prepare
+from octavo_engine.worker.gpu.compute import RunnerSizes
+from octavo_engine.worker.gpu.host_store import GpuHostStore
+from octavo_engine.worker.gpu.model import GpuModel
+from octavo_engine.worker.gpu.runner import GpuRunner
+from octavo_engine.worker.grammar import GrammarRows
+from octavo_engine.worker.host_store import HostStore
 from octavo_engine.worker.runner import Runner
 
 NUM_BLOCKS = 64
@@ -37,10 +43,16 @@ class Live:
 
 @dataclass
 class Driver:
-    """A runner over a fresh pool, and who holds what."""
+    """A runner over a fresh pool, the executable's own kind of runner, and who holds what.
+
+    pooling: how embeddings are made. places: of a host tier. invariant: of a GPU's runner.
+    """
 
     executable: object
-    runner: Runner = None
+    runner: Runner | GpuRunner = None
+    pooling: str = "mean"
+    places: int = 0
+    invariant: bool = False
     released: list[int] = field(default_factory=list)
     numbers: object = field(default_factory=itertools.count)
     sequences: object = field(default_factory=itertools.count)
@@ -48,13 +60,32 @@ class Driver:
     def __post_init__(self):
         self.groups = range(len(self.executable.layout.groups))
         self.executable.layout.allocate([NUM_BLOCKS for _ in self.groups])
-        self.runner = Runner(self.executable, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
+        self.gpu = isinstance(self.executable, GpuModel)
+        self.runner = self._make_gpu() if self.gpu else self._make()
         self.size = self.executable.layout.block_size
 
-    def live(self, prompt, *, slot=0, first_block=0, **settings):
+    def _make(self):
+        layout = self.executable.layout
+        host = HostStore(layout, [self.places for _ in self.groups]) if self.places else None
+        sizes = {"max_num_seqs": MAX_NUM_SEQS, "max_model_len": MAX_MODEL_LEN}
+        return Runner(self.executable, pooling=self.pooling, host=host, **sizes)
+
+    def _make_gpu(self):
+        model = self.executable
+        host = GpuHostStore(model.layout, [self.places for _ in self.groups]) if self.places else None
+        sizes = RunnerSizes(MAX_NUM_SEQS, MAX_MODEL_LEN, model.max_tokens)
+        grammars = GrammarRows(model.vocab_size, 1)
+        return GpuRunner(model, sizes, grammars=grammars, pooling=self.pooling, host=host, invariant=self.invariant)
+
+    def register(self, sequence, grammar=None, **settings):
+        """Register a sequence's settings, by default a seed alone, with whichever runner."""
+        prepared = prepare(self.executable.vocab_size, **({"seed": 7} | settings))
+        self.runner.register(sequence, prepared.parameters if self.gpu else prepared, grammar)
+
+    def live(self, prompt, *, slot=0, first_block=0, grammar=None, **settings):
         """Register a sequence that will take `slot` and the blocks from `first_block` on."""
         sequence = next(self.sequences)
-        self.runner.register(sequence, prepare(self.executable.vocab_size, **({"seed": 7} | settings)))
+        self.register(sequence, grammar, **settings)
         count = -(-MAX_MODEL_LEN // self.size)
         return Live(sequence, slot, list(prompt), len(prompt), list(range(first_block, first_block + count)))
 
@@ -75,15 +106,17 @@ class Driver:
             live.slot, live.sequence, live.computed, count + len(drafts), count == missing, tuple(drafts), **more
         )
 
-    def plan(self, rows=(), *, admitted=(), appended=(), copies=(), released=()):
-        return StepPlan(
-            next(self.numbers), tuple(released), tuple(admitted), tuple(appended), tuple(copies), tuple(rows)
-        )
+    def plan(self, rows=(), *, admitted=(), appended=(), copies=(), released=(), transfers=()):
+        deltas = (tuple(each) for each in (released, admitted, appended, copies, rows, transfers))
+        return StepPlan(next(self.numbers), *deltas)
 
     def step(self, pairs, **deltas):
         """Run one step of (live, row) pairs and take its results in."""
         plan = self.plan([row for _, row in pairs], **deltas)
-        result = self.runner.execute(plan)
+        return self.take(plan, pairs, self.runner.execute(plan))
+
+    def take(self, plan, pairs, result):
+        """Take in the results of a plan of (live, row) pairs."""
         assert result.number == plan.number
         for (live, row), row_result in zip(pairs, result.rows, strict=True):
             live.failed = live.failed or row_result.failed

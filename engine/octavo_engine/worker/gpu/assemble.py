@@ -47,15 +47,20 @@ class Assembled(NamedTuple):
         return self.tokens == rows == self.num_sampled == len(self.logit_tokens)
 
 
-def assemble(rows: Sequence[Row], void: Sequence[bool], discards: Sequence[bool]) -> Assembled:
+def assemble(
+    rows: Sequence[Row], void: Sequence[bool], discards: Sequence[bool], max_tokens: int | None = None
+) -> Assembled:
     """Return a step's arrays. void: rows known to be computed for nobody; discards: what they sample is not kept.
 
-    Raises ContractError for drafts, which this runner does not verify.
+    max_tokens: padding beyond so many tokens of the step is left out. Raises ContractError for drafts, which this
+    runner does not verify.
     """
     if any(row.drafts for row in rows):
         raise ContractError("A plan has drafts, and the GPU runner verifies none.")
     counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
     padding = sum(row.padding for row in rows)
+    if padding and max_tokens is not None:
+        padding = max(0, min(padding, max_tokens - int(counts.sum())))
     table = np.zeros((len(rows) + (padding > 0), ROW_FIELDS), dtype=np.int32)
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])

@@ -78,6 +78,8 @@ class StepComputer:
 
     def forward(self, step: Assembled) -> Computed:
         """Queue a step. Raises ValueError if it is larger than what was allocated."""
+        if step.tokens > len(self._tokens):
+            raise ValueError(f"A step of {step.tokens} tokens: there is room for {len(self._tokens)}.")
         graph = self._graphs.find(len(step.slots)) if step.decodes and not _adapted(step) else None
         self.staging.begin()
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_engine.core.step import RowResult, StepPlan, StepResult
-from octavo_engine.worker.failures import StepError
+from octavo_engine.worker.failures import ContractError, StepError
 
 
 class Readback:
@@ -59,7 +59,7 @@ class Launched:
         self._rows: tuple[RowResult, ...] | None = None
 
     def result(self) -> StepResult:
-        """Wait for the step and return its results. Raises StepError if computing it failed."""
+        """Wait for the step and return its results. Raises StepError if computing it failed, and ContractError."""
         self.finish()
         if self.error is not None:
             raise self.error
@@ -82,6 +82,11 @@ class Launched:
             return ()
         try:
             self.outcome.readback.wait()
-            return self.outcome.read()
         except Exception as error:
             raise StepError(self.plan, error) from error
+        try:
+            return self.outcome.read()
+        except ContractError:
+            raise
+        except Exception as error:
+            raise StepError(self.plan, error, calls=None) from error

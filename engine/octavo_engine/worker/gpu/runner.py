@@ -85,6 +85,8 @@ class GpuRunner:
         self._pooling: Kind = pooling
         self._grammars = grammars
         self._settings: dict[int, SamplingParameters] = {}
+        self._of_slots: list[SamplingParameters | None] = [None] * sizes.max_num_seqs
+        """Of the sequences that were admitted to the slots. A batch may go on computing what has ended."""
         self._registered: dict[int, Grammar] = {}
         self._pooled: dict[int, PromptPooling] = {}
         self._failed: set[int] = set()
@@ -99,7 +101,7 @@ class GpuRunner:
             self._registered[sequence] = grammar
 
     def forget(self, sequence: int) -> None:
-        """Drop what was registered of a sequence that has ended."""
+        """Drop what was registered of a sequence that has ended. A slot it still holds keeps its own until released."""
         for kept in (self._settings, self._registered, self._pooled):
             kept.pop(sequence, None)
         self._failed.discard(sequence)
@@ -133,9 +135,14 @@ class GpuRunner:
 
     # --- a plan's differences -----------------------------------------------------------------------------------
     def _apply(self, plan: StepPlan) -> None:
-        if self._sampler is not None:
-            for slot in plan.released:
+        for slot in plan.released:
+            self._of_slots[slot] = None
+            if self._sampler is not None:
                 self._sampler.release(slot)
+        if self._sampler is not None:
+            for admission in plan.admitted:
+                if admission.sequence not in self._settings:
+                    raise RuntimeError(f"Sequence {admission.sequence} was admitted before it was registered.")
         self.batch.apply(plan)
         for admission in plan.admitted:
             self._admit(admission)
@@ -151,9 +158,7 @@ class GpuRunner:
         self._pooled.pop(admission.sequence, None)
         if self._sampler is None:
             return
-        settings = self._settings.get(admission.sequence)
-        if settings is None:
-            raise RuntimeError(f"Sequence {admission.sequence} was admitted before it was registered.")
+        self._of_slots[admission.slot] = settings = self._settings[admission.sequence]
         self._sampler.admit(admission.slot, settings, admission.tokens, admission.num_prompt_tokens)
         grammar = self._registered.get(admission.sequence)
         if grammar is not None:
@@ -188,7 +193,8 @@ class GpuRunner:
             row.sequence in self._failed or (grammar is not None and grammar.complete)
             for row, grammar in zip(rows, grammars, strict=True)
         ]
-        step = assemble(rows, void, [row.discard for row in rows])
+        self.batch.require_blocks([row for row, is_void in zip(rows, void, strict=True) if not is_void])
+        step = assemble(rows, void, [row.discard for row in rows], self.sizes.max_num_batched_tokens)
         computed = self._computer.forward(step)
         told = Told(Readback(self.model.device), [int(self.batch.num_prompt_tokens[row.slot]) for row in rows])
         sampled = self._sample(rows, step, computed, grammars, told)
@@ -231,8 +237,13 @@ class GpuRunner:
     def _draw(self, row: Row) -> RowDraw:
         position = row.start + row.num_tokens
         prompt = int(self.batch.num_prompt_tokens[row.slot])
-        settings = self._settings[row.sequence]
-        return RowDraw(row.slot, settings, position, position - prompt, counted=not row.discard)
+        return RowDraw(row.slot, self._parameters(row), position, position - prompt, counted=not row.discard)
+
+    def _parameters(self, row: Row) -> SamplingParameters:
+        parameters = self._of_slots[row.slot]
+        if parameters is None:
+            raise RuntimeError(f"Slot {row.slot} has no sampling parameters.")
+        return parameters
 
     def _grammar(self, row: Row) -> Grammar | None:
         """Return the grammar of a row that samples; what is discarded may be anything."""
@@ -244,7 +255,7 @@ class GpuRunner:
         for index, row in enumerate(rows):
             if not row.scored:
                 continue
-            alternatives = max(0, self._settings[row.sequence].prompt_logprobs) if self._sampler is not None else 0
+            alternatives = max(0, self._parameters(row).prompt_logprobs) if self._sampler is not None else 0
             told.alternatives[index] = alternatives
             tokens = self.batch.tokens[row.slot, slice(*row.scored)]
             for start in range(0, len(tokens), SCORED_AT_ONCE):
@@ -262,6 +273,7 @@ class GpuRunner:
             if row.pooled and self._sampler is not None:
                 first = int(step.row_offsets[index])
                 tokens = torch.arange(first, first + row.num_tokens, dtype=torch.int32, device=self.model.device)
+                told.pooled[index] = self._pooled.setdefault(row.sequence, PromptPooling(self._pooling))
                 told.hidden[index] = told.readback.take(self.model.last_hidden(computed.x, tokens).float())
 
     # --- once the device is done --------------------------------------------------------------------------------
@@ -285,16 +297,16 @@ class GpuRunner:
             scores, unscored = prompt_records(told.prompts[index], told.alternatives[index])
             failed = failed or unscored
         if failed or row.discard or not row.samples:
-            return RowResult((), failed, prompt_logprobs=b"" if failed else scores)
+            return RowResult((), failed, prompt_logprobs=b"" if failed or row.discard else scores)
         logprobs = b""
         if told.sampled is not None and told.wanted[place] >= 0:
             logprobs = told.sampled.records(place, place + 1, told.wanted[place]).tobytes()
         return RowResult((token,), "", logprobs, scores)
 
     def _pooled_result(self, index: int, row: Row, told: Told) -> RowResult:
-        if row.sequence not in self._settings:
-            return RowResult()  # it has ended meanwhile
-        pooled = self._pooled.setdefault(row.sequence, PromptPooling(self._pooling))
+        pooled = told.pooled.get(index)
+        if pooled is None:
+            return RowResult()  # rank 0 tells it
         if pooled.num_tokens != row.start:
             raise ContractError(f"Sequence {row.sequence} is pooled from token {row.start}, not {pooled.num_tokens}.")
         pooled.add(told.hidden[index].numpy())

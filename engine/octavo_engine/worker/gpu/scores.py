@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo_engine.sampling.records import record_type
 from octavo_engine.worker.gpu.launched import Readback
+from octavo_engine.worker.pooling import PromptPooling
 from octavo_kernels.triton.logprobs import Logprobs, LogprobsWorkspace, logprobs, logprobs_workspace
 
 NOT_FINITE: Final = "The model's logits are not finite for this request."
@@ -89,4 +90,5 @@ class Told:
         """Of the prompt tokens that rows score, piece by piece; `alternatives` are told of each."""
         self.alternatives: dict[int, int] = {}
         self.hidden: dict[int, Tensor] = {}
-        """Float32 [tokens, d]: what is pooled of rows."""
+        """Float32 [tokens, d]: what is pooled of rows, and `pooled` into what."""
+        self.pooled: dict[int, PromptPooling] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo_engine.core.step import Admission, BlockAppend, StepPlan
+from octavo_engine.core.step import Admission, BlockAppend, Row, StepPlan
 from octavo_engine.worker.gpu.staging import to_device
 from octavo_kernels.triton.step import scatter
 
@@ -51,10 +51,21 @@ class DeviceBatch:
         self._write_tables(plan.admitted, plan.appended)
         self._write_tokens(plan.admitted)
 
+    def require_blocks(self, rows: Sequence[Row]) -> None:
+        """Raise RuntimeError unless what rows write has blocks: on the device there may be those of others still."""
+        if not rows:
+            return
+        slots, starts, counts = np.array([(row.slot, row.start, row.num_tokens) for row in rows]).T
+        for position in (starts, starts + counts - 1):
+            if (self.host_tables[:, slots, position // self.block_size] < 0).any():
+                raise RuntimeError("A token to be computed has no block.")
+
     def _admit(self, admission: Admission) -> None:
         slot = admission.slot
         if self.sequences[slot] != FREE:
             raise RuntimeError(f"Slot {slot} still belongs to sequence {self.sequences[slot]}.")
+        if len(admission.tokens) > self.tokens.shape[1]:
+            raise RuntimeError(f"Sequence {admission.sequence} has {len(admission.tokens)} tokens: there is no room.")
         self.sequences[slot] = admission.sequence
         self.num_prompt_tokens[slot] = admission.num_prompt_tokens
         for group, blocks in enumerate(admission.blocks):
