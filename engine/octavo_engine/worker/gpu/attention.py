@@ -26,8 +26,10 @@ from octavo_kernels.triton.configurations import Configurations
 
 WORKSPACE_BYTES: Final = 256 << 20
 """For partial results: 64 rows of 128k tokens in splits of 1,024, at 32 heads of 128. Beyond it rows stay whole."""
-SPLITS_A_PROCESSOR: Final = 12
-"""That `choose_split` makes at the most, beside one of each tile."""
+SPLITS_A_PROCESSOR: Final = 4
+"""That decode rows are cut into beside one of each: enough to fill a device with programs of any length."""
+SMALLEST_SPLIT: Final = 128
+"""Tokens: what `choose_split` begins with."""
 _TABLE_ROW: Final = ITEM_FIELDS.index("table_row")
 
 

@@ -78,6 +78,9 @@ def assemble_gpu(
         configurations = for_target(target_of_device(place.device))
     except ValueError as error:
         raise UnsupportedModelError(str(error)) from error
+    # Sums of products in the operands' type would lose what summing in float32 keeps.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     dtype = DTYPES[precision.dtype]
     layout = GpuLayout(shard_spec(spec, place.shard), sizes.block_size, precision.cache, place.device)
     return GpuModel(
