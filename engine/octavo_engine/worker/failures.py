@@ -8,9 +8,11 @@ from octavo_engine.core.step import StepPlan
 class StepError(RuntimeError):
     """Computing a step raised. Its differences are applied, its rows gave nothing; later steps may run."""
 
-    def __init__(self, plan: StepPlan, cause: Exception, calls: int = 0) -> None:
-        """Name the step, its rows and the cause. calls: of the communicator's before it; alike on all ranks if the
-        ranks are still together.
+    def __init__(self, plan: StepPlan, cause: Exception, calls: int | None = 0) -> None:
+        """Name the step, its rows and the cause.
+
+        calls: of the communicator's before it, alike on all ranks if the ranks are still together; None if the step was
+        computed, and only reading its results failed.
         """
         self.number = plan.number
         self.calls = calls

@@ -18,7 +18,7 @@ from octavo_engine.worker.gpu.sharding import Shard
 from octavo_engine.worker.ranks.follower import follow
 from octavo_engine.worker.ranks.process import read_config
 
-FAIL_FIRST, FAIL_LATER, KILL, BREAK = range(4)
+FAIL_FIRST, FAIL_LATER, KILL, BREAK, FAIL_READING = range(5)
 EVERY_RANK = -1
 UNKNOWN_MODEL = "a model that nobody serves"
 
@@ -58,11 +58,14 @@ class Summing:
         fault, rank = plan.admitted[0].tokens if plan.admitted else (-1, 0)
         asked = fault if rank in (self.rank, EVERY_RANK) else -1
         try:
-            return self._sum(asked)
+            total = self._sum(asked)
         except ContractError:
             raise
         except Exception as error:
             raise StepError(plan, error, self.link.calls) from error
+        if asked == FAIL_READING:
+            raise StepError(plan, ValueError("not read"), calls=None)
+        return total
 
     def probe(self):
         self._sum(-1)

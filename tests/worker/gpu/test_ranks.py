@@ -19,7 +19,16 @@ from octavo_engine.worker.failures import StepError
 from octavo_engine.worker.ranks.executor import RankedExecutor
 from octavo_engine.worker.ranks.leader import RankError, Ranks
 from octavo_engine.worker.ranks.messages import Begin
-from tests.worker.gpu.rank_process import BREAK, FAIL_FIRST, FAIL_LATER, KILL, UNKNOWN_MODEL, Summing, plan
+from tests.worker.gpu.rank_process import (
+    BREAK,
+    FAIL_FIRST,
+    FAIL_LATER,
+    FAIL_READING,
+    KILL,
+    UNKNOWN_MODEL,
+    Summing,
+    plan,
+)
 
 COMMAND = (
     "-c",
@@ -119,12 +128,12 @@ def test_ranks_compute_together_fail_together_and_leave(tmp_path):
         assert engine.sums(2) == (21, 36)
         engine.executor.set_adapter(2, None)
         assert engine.sums(3) == (21, 0)
-        for number, fault in ((4, FAIL_FIRST), (5, FAIL_LATER)):
-            # On all ranks alike: a failed step, and no more.
+        # On all ranks alike, or where it is of no account to the others: a failed step, and no more.
+        for number, fault, rank in ((4, FAIL_FIRST, -1), (5, FAIL_LATER, -1), (6, FAIL_READING, 0)):
             with pytest.raises(StepError):
-                engine.executor.submit(plan(number, fault)).result()
+                engine.executor.submit(plan(number, fault, rank)).result()
             engine.executor.probe().result()
-        assert engine.sums(6) == (21, 0)
+        assert engine.sums(8) == (21, 0)
         engine.executor.check()
         processes = list(engine.ranks._processes.values())
     assert [process.returncode for process in processes] == [0, 0]

@@ -130,7 +130,8 @@ class _Follower:
     def _tell(self, failed: Sequence[StepError]) -> None:
         for error in failed:
             logger.error("A step failed", exc_info=error)
-            self._channel.send(RankFailedStep(self._rank, error.number, error.calls, error.reason))
+            if error.calls is not None:  # what a follower reads is nobody's
+                self._channel.send(RankFailedStep(self._rank, error.number, error.calls, error.reason))
 
     def _open(self, number: int, folder: Path) -> None:
         try:

@@ -50,6 +50,8 @@ NOTICE_SECONDS: Final = 2.0
 """For the loop to find out by itself why the engine stops, before the watching thread ends the process."""
 APART_SECONDS: Final = 5.0
 """For a step that failed on one rank to fail on the others as well. They are at most a sum apart."""
+ENDING_SECONDS: Final = 1.0
+"""For the end of a process to be known, which fails the steps of others a moment before."""
 LEAVE_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 0.5
 _TICK_MILLISECONDS: Final = 250
@@ -130,33 +132,33 @@ class Ranks:
         self._wait(lambda: len(self._begun) == self.size - 1)
 
     def passed(self, number: int) -> None:
-        """Note that rank 0 has computed a step. Raises RankError if a follower is known to have failed in it."""
+        """Note that rank 0 has computed a step. Raises RankError if the ranks cannot go on."""
         with self._news:
             self._passed = number
-            if number in self._failed:
-                self._apart(next(iter(self._failed[number].values())))
         self.check()
 
     def settle(self, error: StepError) -> None:
         """Return once every rank has failed in a step where rank 0 did: behind as many of the communicator's calls.
 
-        Raises RankError if one has ended, has failed elsewhere, or goes on.
+        Raises RankError if one has ended, has failed elsewhere, or goes on. Only rank 0 reads results: where that
+        failed, all ranks have computed the step.
         """
         number = error.number
-
-        def alike() -> bool:
-            failed = self._failed.get(number, {})
-            for other in failed.values():
-                if other.calls != error.calls:
-                    self._apart(other)
-            return len(failed) == self.size - 1
-
+        if error.calls is None:
+            self.passed(number)
+            return
         with self._news:
             self._settling = number
-        if not self._wait(alike, APART_SECONDS):
+        everywhere = self._wait(lambda: len(self._failed.get(number, {})) == self.size - 1, APART_SECONDS)
+        own = RankFailedStep(0, number, error.calls, error.reason)
+        with self._news:
+            said = [own, *self._failed.get(number, {}).values()]
+        if not everywhere or len({each.calls for each in said}) > 1:
+            # Where another rank has ended, that is why.
+            self._wait(lambda: False, ENDING_SECONDS)
             with self._news:
-                self._apart(RankFailedStep(0, number, error.calls, error.reason))
-        self.check()
+                self._apart(said[-1] if everywhere else own)
+            self.check()
         with self._news:
             self._settling = -1
             del self._failed[number], self._failed_since[number]
@@ -255,9 +257,8 @@ class Ranks:
     def _find_apart(self) -> None:
         """Find a step that a follower failed in while rank 0 did not, or does not find that out."""
         for number, since in self._failed_since.items():
-            if number == self._settling:
-                continue
-            if number <= self._passed or time.monotonic() - since > APART_SECONDS:
+            patience = ENDING_SECONDS if number <= self._passed else APART_SECONDS
+            if number != self._settling and time.monotonic() - since > patience:
                 self._apart(next(iter(self._failed[number].values())))
                 return
 
