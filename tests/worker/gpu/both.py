@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo_engine.sampling.records import record_type
 from octavo_engine.worker.executable import Executable
 from octavo_engine.worker.gpu.model import GpuModel
 from tests.model.building import build
@@ -45,7 +46,7 @@ def cpu() -> Executable:
 @cache
 def gpu() -> GpuModel:
     """The GPU engine's, on CPU tensors, in float32."""
-    return build_gpu(tiny_folder())
+    return build_gpu(tiny_folder(), max_tokens=128)
 
 
 def prompt_of(seed: int, length: int = 40) -> list[int]:
@@ -59,3 +60,12 @@ def require_same(scenario: Callable[[Driver], Any], **options: Any) -> Any:
     found = scenario(Driver(gpu(), **options))
     assert found == expected
     return found
+
+
+def require_close(found: bytes, expected: bytes, alternatives: int) -> None:
+    """The same records of log-probabilities: ids and ranks exactly, the numbers within the tolerance."""
+    ours, theirs = (np.frombuffer(data, record_type(alternatives)) for data in (found, expected))
+    np.testing.assert_array_equal(ours["rank"], theirs["rank"])
+    np.testing.assert_array_equal(ours["top"]["id"], theirs["top"]["id"])
+    np.testing.assert_allclose(ours["logprob"], theirs["logprob"], atol=TOLERANCE)
+    np.testing.assert_allclose(ours["top"]["logprob"], theirs["top"]["logprob"], atol=TOLERANCE)

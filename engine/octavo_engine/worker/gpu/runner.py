@@ -131,7 +131,7 @@ class GpuRunner:
         row = Row(slot=0, sequence=-1, start=0, num_tokens=1, samples=False)
         computed = self._computer.forward(assemble([row], [True], [True]))
         first = torch.zeros(1, dtype=torch.int32, device=self.model.device)
-        self.model.last_hidden(computed.x, first).cpu()
+        self.model.logits(computed.x, first).cpu()
 
     # --- a plan's differences -----------------------------------------------------------------------------------
     def _apply(self, plan: StepPlan) -> None:
