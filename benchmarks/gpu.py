@@ -14,11 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # main() decides how torch and triton are imported
+    from benchmarks.on_gpu.machine import Bench
+    from benchmarks.on_gpu.report import Section
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECTIONS = ("machine", "checks", "attention", "products", "decode", "throughput", "shapes")
@@ -37,79 +43,88 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("There is no GPU here: --device cpu runs every section's code, on shapes too small to measure anything.",
-              file=sys.stderr)  # fmt: skip
+        sentence = (
+            "There is no GPU here: --device cpu runs every section's code, on shapes too small to measure anything."
+        )
+        print(sentence, file=sys.stderr)
         return 2
     return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
     import torch
-    from benchmarks.on_gpu import machine, report, timing
+    from benchmarks.on_gpu import machine
 
     began = time.perf_counter()
-    device = torch.device(options.device)
-    tiny = options.device == "cpu"
-    if tiny:
+    if options.device == "cpu":
         print("Triton's interpreter on the CPU, tiny shapes: every line runs, and no figure means anything.")
-    bench = machine.prepare(device, options.seconds, tiny)
+    bench = machine.prepare(torch.device(options.device), options.seconds, began + options.limit)
     if options.tune:
         from benchmarks.on_gpu import tune
 
         return tune.run(bench, options.tune_seconds, options.table)
-    sections: list[report.Section] = []
-    for name in options.only:
+    sections = _run_sections(bench, options, began)
+    return _tell(bench, options, sections, time.perf_counter() - began)
+
+
+def _run_sections(bench: Bench, options: argparse.Namespace, began: float) -> list[Section]:
+    from benchmarks.on_gpu import report, timing
+
+    sections: list[Section] = []
+    for place, name in enumerate(options.only):
         section = report.Section(name)
         sections.append(section)
         print(f"{name} ({time.perf_counter() - began:.0f} s)", flush=True)
-        if time.perf_counter() - began > options.limit:
+        if bench.late:
             section.fail(f"not begun: {options.limit:.0f} seconds were over")
             continue
         try:
             _section(name)(bench, section)
-        except Exception as error:
+            timing.make_room(bench.device)
+        except Exception as error:  # noqa: BLE001 - told in the report; the other sections have their turn
             section.fail(report.sentence_of(error))
-            if options.trace:
-                raise
         section.seconds = time.perf_counter() - section.began
-        timing.make_room(device)
-    seconds = time.perf_counter() - began
+        if section.failed and not timing.usable(bench.device) and (rest := options.only[place + 1 :]):
+            # What went wrong on a device stays wrong for its process: the others have one of their own.
+            return sections + _run_elsewhere(rest, options, bench.deadline - time.perf_counter())
+    return sections
+
+
+def _run_elsewhere(names: Sequence[str], options: argparse.Namespace, limit: float) -> list[Section]:
+    from benchmarks.on_gpu import report
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        command = [sys.executable, __file__, "--device", options.device, "--seconds", str(options.seconds)]
+        command += ["--limit", str(limit), "--json", str(path), "--only", *names]
+        subprocess.run(command, check=False)
+        found = json.loads(path.read_text())["sections"] if path.exists() else {}
+    missing = {"failed": ["its process ended"]}
+    return [report.Section.from_json(name, found.get(name, missing)) for name in names]
+
+
+def _tell(bench: Bench, options: argparse.Namespace, sections: Sequence[Section], seconds: float) -> int:
+    """Print the goals and what failed, write the JSON, and return the exit status."""
+    from benchmarks.on_gpu import machine, report
+
     failed = [f"{section.name}: {sentence}" for section in sections for sentence in section.failed]
     print(report.summary(sections))
     print(f"{seconds:.0f} s; " + (f"{len(failed)} failures:" if failed else "nothing failed"))
-    print("\n".join(f"  {sentence}" for sentence in failed))
+    print("".join(f"  {sentence}\n" for sentence in failed), end="", flush=True)
     if options.json:
-        found: dict[str, Any] = {"machine": machine.describe(device), "meaningless": tiny, "seconds": round(seconds, 1)}
-        found["sections"] = {section.name: section.as_json() for section in sections}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        told = {name: section.as_json() for name, section in ((each.name, each) for each in sections)}
+        about = {"machine": machine.describe(bench.device), "meaningless": bench.tiny, "seconds": round(seconds, 1)}
+        options.json.write_text(json.dumps(about | {"sections": told}, indent=1) + "\n")
     return 1 if failed else 0
 
 
-def _section(name: str) -> Callable[..., None]:
+def _section(name: str) -> Callable[[Any, Any], None]:
     """Return a section's function. Imported only now: what one lacks is no reason for another not to run."""
-    from benchmarks.on_gpu import machine
+    from importlib import import_module
 
-    if name == "machine":
-        return machine.run
-    if name == "checks":
-        from benchmarks.on_gpu import checks
-
-        return checks.run
-    if name == "attention":
-        from benchmarks.on_gpu import attention
-
-        return attention.run
-    if name == "products":
-        from benchmarks.on_gpu import products
-
-        return products.run
-    if name == "throughput":
-        from benchmarks.on_gpu import throughput
-
-        return throughput.run
-    from benchmarks.on_gpu import decode
-
-    return decode.run if name == "decode" else decode.run_shapes
+    module = import_module(f"benchmarks.on_gpu.{'decode' if name == 'shapes' else name}")
+    found: Callable[[Any, Any], None] = module.run_shapes if name == "shapes" else module.run
+    return found
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -118,9 +133,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="what --device cpu implies; refused on a GPU")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--seconds", type=float, default=0.3, help="for one measurement, of which the median counts")
-    parser.add_argument("--limit", type=float, default=430, help="seconds after which no section is begun")
+    parser.add_argument("--limit", type=float, default=430, help="seconds after which nothing is begun")
     parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--trace", action="store_true", help="end at the first section that fails, with its traceback")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--tune-seconds", type=float, default=400, help="for the whole of --tune")
     parser.add_argument("--table", type=Path, help="where --tune writes, instead of the target's own table")

@@ -18,7 +18,7 @@ EPS = 1e-5
 def row_cases(bench: Bench) -> Iterator[Case]:
     """Yield the comparisons."""
     width = bench.pick(4096, 96)
-    for dtype in dtypes(bench):
+    for dtype in dtypes():
         yield Case("rms_norm", f"{dtype}", BOUNDS[dtype], lambda d=dtype: _norm(bench, d, width, False))
         yield Case("rms_norm", f"{dtype}, residual", BOUNDS[dtype], lambda d=dtype: _norm(bench, d, width, True))
     yield Case("rms_norm_add", "both norms", BOUNDS[bench.dtype], lambda: _norm_add(bench, width))

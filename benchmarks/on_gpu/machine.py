@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from octavo_kernels.triton.targets import target_of_device
 class Bench(NamedTuple):
     """What every section is given. copy, gemm: bytes and operations a second. seconds: for one measurement.
 
-    tiny: shapes for the interpreter, whose figures mean nothing.
+    tiny: shapes for the interpreter, whose figures mean nothing. deadline: when no further case is begun.
     """
 
     device: torch.device
@@ -28,11 +29,17 @@ class Bench(NamedTuple):
     gemm: float
     seconds: float
     tiny: bool
+    deadline: float = float("inf")
 
     @property
     def cuda(self) -> bool:
         """Whether this is a GPU."""
         return self.device.type == "cuda"
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.perf_counter() > self.deadline
 
     def pick(self, real: Any, tiny: Any) -> Any:
         """Return a size of the real run, or of the interpreter's."""
@@ -67,14 +74,19 @@ def _asked_of_driver() -> dict[str, str]:
     return dict(zip(asked, (part.strip() for part in lines[0].split(",")), strict=False))
 
 
-def prepare(device: torch.device, seconds: float, tiny: bool) -> Bench:
-    """Measure the device's rates: copying (bytes read and written) and bfloat16 products."""
+def unmeasured(device: torch.device) -> Bench:
+    """Return what sections are given, without the device's rates."""
+    tiny = device.type != "cuda"
     dtype = torch.float32 if tiny else torch.bfloat16
-    configurations = for_target(target_of_device(device))
-    return Bench(
-        device, dtype, configurations, _copy_rate(device, seconds, tiny), _gemm_rate(device, dtype, seconds, tiny),
-        seconds, tiny,
-    )  # fmt: skip
+    return Bench(device, dtype, for_target(target_of_device(device)), 1.0, 1.0, 0.3, tiny)
+
+
+def prepare(device: torch.device, seconds: float, deadline: float) -> Bench:
+    """Measure the device's rates: copying (bytes read and written) and bfloat16 products."""
+    bench = unmeasured(device)
+    copy = _copy_rate(device, seconds, bench.tiny)
+    gemm = _gemm_rate(device, bench.dtype, seconds, bench.tiny)
+    return bench._replace(copy=copy, gemm=gemm, seconds=seconds, deadline=deadline)
 
 
 def _copy_rate(device: torch.device, seconds: float, tiny: bool) -> float:

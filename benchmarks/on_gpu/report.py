@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,6 +62,12 @@ class Section:
         self.figures.append(figure)
         print(figure.line(), flush=True)
 
+    @classmethod
+    def from_json(cls, name: str, found: dict[str, Any]) -> Section:
+        """Return what `as_json` made of a section in another process."""
+        figures = [Figure(**figure) for figure in found.get("figures", ())]
+        return cls(name, figures, found.get("remarks", []), found["failed"], found.get("seconds", 0.0))
+
     def as_json(self) -> dict[str, Any]:
         """Return it for the JSON file."""
         return {
@@ -78,7 +85,7 @@ def sentence_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def summary(sections: list[Section]) -> str:
+def summary(sections: Sequence[Section]) -> str:
     """Return the goals of a run, one a line."""
     goals = [figure for section in sections for figure in section.figures if figure.goal]
     held = sum(bool(figure.held) for figure in goals)

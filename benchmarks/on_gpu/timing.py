@@ -28,6 +28,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def usable(device: torch.device) -> bool:
+    """Return whether the device still works for this process: after a fault in a kernel it never does again."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def make_room(device: torch.device) -> None:
     """Give back what nobody refers to any more: to the next section it would look like a device that is full."""
     gc.collect()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import gpu
 from benchmarks.on_gpu.checks_sampling import DRAWS, drawn, uniform
 
 from octavo_engine.sampling.sampler import RowSampling
@@ -27,29 +28,20 @@ ABSENT = (
 """What a bare machine with numpy, torch and triton does not have. None in sys.modules is how Python says so."""
 
 
-def run(*arguments: str, absent: tuple[str, ...] = ABSENT) -> subprocess.CompletedProcess:
-    program = (
-        "import runpy, sys\n"
-        f"sys.modules.update(dict.fromkeys({absent!r}))\n"
-        f"sys.argv = {['gpu.py', *arguments]!r}\n"
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-    )
-    # As on a machine where nothing of ours is installed, from any folder.
-    hidden = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
-    environment = hidden | {"CUDA_VISIBLE_DEVICES": ""}
+def run(folder: Path, *arguments: str, absent: tuple[str, ...] = ABSENT) -> subprocess.CompletedProcess:
+    """Run the script where these modules are not installed, from any folder."""
+    # Read by every Python process that is started, its children too.
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n")
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(folder)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd="/",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 
 def test_every_section_runs_to_its_end_with_numpy_torch_and_triton_alone(tmp_path):
-    done = run("--device", "cpu", "--json", str(tmp_path / "found.json"))
+    done = run(tmp_path, "--device", "cpu", "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["meaningless"] is True
@@ -72,7 +64,7 @@ def test_every_section_runs_to_its_end_with_numpy_torch_and_triton_alone(tmp_pat
 def test_a_section_that_fails_is_told_in_a_sentence_and_the_others_go_on(tmp_path):
     path = tmp_path / "found.json"
     done = run(
-        "--device", "cpu", "--only", "products", "machine", "--json", str(path),
+        tmp_path, "--device", "cpu", "--only", "products", "machine", "--json", str(path),
         absent=(*ABSENT, "octavo_kernels.triton.experts"),
     )  # fmt: skip
     assert done.returncode == 1
@@ -83,8 +75,18 @@ def test_a_section_that_fails_is_told_in_a_sentence_and_the_others_go_on(tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_gpu_it_says_what_can_be_done_instead():
-    done = run()
+def test_what_the_device_will_not_do_for_a_process_any_more_goes_on_in_another(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options = gpu._parse(["--device", "cpu", "--only", "machine", "attention"])
+    machine, products = gpu._run_elsewhere(["machine", "products"], options, 100.0)
+    assert (machine.name, machine.failed, products.failed) == ("machine", [], [])
+    assert any(figure.name.startswith("int4") for figure in products.figures)
+    (late,) = gpu._run_elsewhere(["products"], options, -1.0)
+    assert late.failed == ["not begun: -1 seconds were over"]
+
+
+def test_without_a_gpu_it_says_what_can_be_done_instead(tmp_path):
+    done = run(tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--device cpu" in done.stderr
@@ -92,14 +94,14 @@ def test_without_a_gpu_it_says_what_can_be_done_instead():
 
 def test_what_it_tunes_is_a_table_that_serving_reads(tmp_path):
     path = tmp_path / "table.json"
-    done = run("--device", "cpu", "--tune", "--table", str(path))
+    done = run(tmp_path, "--device", "cpu", "--tune", "--table", str(path))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     entries = read_table(path)
     assert {"attention", "linear", "grouped", "rows", "rope_cache", "sampling"} <= {entry.kernel for entry in entries}
 
 
-def test_the_interpreter_never_writes_a_table_that_serving_would_read():
-    done = run("--device", "cpu", "--tune")
+def test_the_interpreter_never_writes_a_table_that_serving_would_read(tmp_path):
+    done = run(tmp_path, "--device", "cpu", "--tune")
     assert done.returncode == 2
     assert "--table" in done.stdout
 
