@@ -134,7 +134,7 @@ class Configurations:
         What a row's bits depend on is the same for any rows.
         """
         found: LoraTuning = self._select(
-            "lora", _lora_shape(rank, rows, dtype), lambda of, rank, rows, bytes: heuristics.lora(of, rank, rows, bytes)
+            "lora", _lora_shape(rank, rows, dtype), lambda _, rank, rows, bytes: heuristics.lora(rank, rows, bytes)
         )
         return found
 

@@ -86,11 +86,10 @@ def grouped(target: Target, rows: int, size: int) -> GroupedTuning:
     return GroupedTuning(base.block_m, base.block_n, base.block_k, base.num_warps, base.num_stages)
 
 
-def lora(target: Target, rank: int, rows: int, size: int) -> LoraTuning:
+def lora(rank: int, rows: int, size: int) -> LoraTuning:
     """Return the adapters' products for a rank. What bits depend on is the same for any rows."""
-    stages = 2 if target.backend == "hip" or size == 4 else 3
-    block_m = 16 if rows <= 64 or size == 4 else 64
-    return LoraTuning(block_m, 64, 64 if size == 4 else 128, min(rank, 32), 8, 4, stages)
+    block_m = 16 if rows <= 64 or size == 4 else 32
+    return LoraTuning(block_m, 64, 64 if size == 4 else 128, min(rank, 32), 8, 4, 2)
 
 
 def rows(width: int) -> RowsTuning:

@@ -147,6 +147,8 @@ def _linear(entry: Entry) -> Iterator[Case]:
         if tuning.split_k == 1 and dtype == dtypes[0]:
             bias = empty(4096, dtype=dtype)
             yield Case(f"{label} bias", partial(call, weight(kind, 4096, 4096, dtype), bias=bias))
+            uneven = partial(linear.linear, empty(TOKENS, 576, dtype=dtype), tuning=tuning)
+            yield Case(f"{label} uneven", partial(uneven, weight(kind, 1536, 576, dtype)))
         if tuning.split_k == 1 and dtype != torch.float32:
             logits = partial(linear.linear, x, out=empty(TOKENS, 4096, dtype=torch.float32), tuning=tuning)
             yield Case(f"{label} to fp32", partial(logits, weight(kind, 4096, 4096, dtype)))
