@@ -77,6 +77,10 @@ class AttentionPlanner:
     def _capacity(self, group: int, tokens: int, rows: int, context: int) -> WorkCapacity:
         attention = self._layout.attention[group]
         room = len(self.workspace.sums) // attention.num_heads
+        if self._fixed:
+            splits = self._graph_splits(rows, context, attention.num_kv_heads)
+            # `choose_split` counts a row that is cut beside its splits.
+            return WorkCapacity(tokens, 2 * rows + splits, min(rows + splits, room) if splits else 0)
         one, other = (
             work_capacity(
                 tokens,
@@ -92,6 +96,16 @@ class AttentionPlanner:
         # Splits that fill the device may be smaller than the invariant ones.
         more = 0 if self._invariant else SPLITS_A_PROCESSOR * self._processors
         return WorkCapacity(tokens, max(one.items, other.items) + more, max(one.partials, other.partials) + more)
+
+    def _graph_splits(self, rows: int, context: int, kv_heads: int) -> int:
+        """Return how many splits a graph has programs for. All of its programs run in every step and layer: those for
+        the longest contexts of all rows at once, most of which only exit, would take longer than the work.
+        """
+        splits = -(-SPLITS_A_PROCESSOR * self._processors // kv_heads)
+        smallest = INVARIANT_SPLIT_TOKENS if self._invariant else SMALLEST_SPLIT
+        # A row of its own is always cut, however long: whole, it would be left to one processor a key head.
+        longest = -(-context // INVARIANT_SPLIT_TOKENS) if self._invariant else 0
+        return min(max(splits, longest), rows * (-(-context // smallest) - 1))
 
     def plan(self, step: Assembled, host_tables: NDArray[np.int32]) -> list[GroupAttention]:
         """Return each group's work, on its way to the device. host_tables: int32 [groups, slots, max blocks]."""
