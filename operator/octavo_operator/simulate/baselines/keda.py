@@ -5,8 +5,8 @@ Source: operators.md §2.8 (slo-aware) and §2.3 (activation, cooldown); llm-d
 over 1-minute rates, no traffic being 0, and the mean of 45 s. The law's count is the value of a composite metric with
 AverageValue 1. Its defaults are the guide's SLOs: 3 s and 100 ms. Chosen where both are silent: the histograms are the
 engines' (the measured fall-back, not a predictor); the trigger that is active, polled each 30 s, is any request at the
-gateways (§2.3: held requests are what KEDA scales on from zero). No data reads as 0, which the law takes for an idle
-pool: that is what it does, not an omission here.
+gateways (§2.3: held requests are what KEDA scales on from zero). A query that finds no scrape at all although pods are
+ready fails, and without a fallback the HPA then holds.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class KedaSlo:
         self._last_active: float | None = None
 
     def saturation(self, sample: FleetSample) -> float:
-        """Take in the latest scrapes and return the smoothed signal, 0 … 2."""
-        self._scrapes.add(sample)
+        """Evaluate the rule over the scrapes so far and return the smoothed signal, 0 … 2."""
         ttft = self._scrapes.quantile(QUANTILE, sample.at, RATE_SECONDS, lambda metrics: metrics.ttft)
         itl = self._scrapes.quantile(QUANTILE, sample.at, RATE_SECONDS, lambda metrics: metrics.itl)
         worst = max(_number(ttft) / self.config.ttft_seconds, _number(itl) / self.config.itl_seconds)
@@ -92,12 +91,16 @@ class KedaSlo:
 
     def desired(self, sample: FleetSample) -> Wanted:
         """Run one sync of the HPA, and KEDA's own poll if it is due."""
-        saturation = self.saturation(sample)
+        self._scrapes.add(sample)
+        failed = bool(sample.ready) and not self._scrapes.current(sample)
+        saturation = 0.0 if failed else self.saturation(sample)
         polled = self._poll(sample)
         if polled is not None:
             return polled
         if sample.replicas == 0:
             return Wanted(0, "Inactive")
+        if failed:
+            return self._hpa.hold(sample.at, sample.replicas, "NoMetrics")
         wanted = law(self.config, saturation, sample.replicas, len(sample.ready))
         recommended = external_average(MILLI, sample.replicas, wanted * MILLI)
         return self._hpa.apply(sample.at, sample.replicas, recommended)

@@ -115,6 +115,8 @@ class Wva:
         """Return whether no request *ended* for ten minutes: one that streams for longer looks idle."""
         if self.bounds.low > 0 or self._started is None or sample.at - self._started < IDLE_SECONDS:
             return False
+        if not self.scrapes.seen(sample.at, PEAK_SECONDS):
+            return False  # the query fails, which is not an answer of 0
         return self.scrapes.increase(sample.at, IDLE_SECONDS, lambda metrics: metrics.requests_total) == 0
 
 

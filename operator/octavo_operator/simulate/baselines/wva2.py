@@ -110,8 +110,8 @@ class WvaV2(Wva):
         """Return the replicas that demand in tokens needs."""
         lengths = self._lengths(sample.at)
         replicas = [self._replica(uid, sample.at) for uid in self.scrapes.seen(sample.at, PEAK_SECONDS)]
-        if not replicas and not self._per_replica:
-            return sample.replicas, "NoMetrics"
+        if not replicas and (sample.ready or not self._per_replica):
+            return sample.replicas if self.emitted is None else self.emitted, "NoMetrics"
         if replicas:
             self._per_replica = median(self._capacity.of(self.config, replica, lengths) for replica in replicas)
         demand = sum(replica.used + replica.queue * lengths.prompt for replica in replicas)
