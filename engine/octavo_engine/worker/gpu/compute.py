@@ -72,6 +72,9 @@ class StepComputer:
         self._every_token = torch.arange(tokens, dtype=torch.int32, device=device)
         self._planner = self._make_planner(tokens, sizes.max_num_seqs)
         self._graphs = DecodeGraphs()
+        # One for all graphs: each keeps what it writes, and logits of every size would be gigabytes.
+        most = max(graph_sizes, default=0)
+        self._logits = torch.empty((most, model.vocab_size), dtype=torch.float32, device=device)
         # The largest first: the others then fit into the memory it took.
         for size in sorted(set(graph_sizes), reverse=True):
             self._capture(size)
@@ -120,7 +123,7 @@ class StepComputer:
         def compute() -> tuple[Tensor, Tensor]:
             self._prepare(table, size, 1)
             x = self.model.forward(self._step(size, work, None))
-            return x, self.model.logits(x, self._every_token[:size])
+            return x, self.model.logits(x, self._every_token[:size], self._logits[:size])
 
         self._graphs.capture(size, planner, compute)
 

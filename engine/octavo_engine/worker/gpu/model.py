@@ -113,10 +113,11 @@ class GpuModel:
             normed = self._add(x, fed, normed, weights.post_mlp_norm, layer, following)
         return x
 
-    def logits(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Return float32 [L, vocabulary] for the step's tokens int [L], on every rank."""
+    def logits(self, x: Tensor, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return float32 [L, vocabulary] for the step's tokens int [L], on every rank; in `out` if it is given."""
         normed = self.last_hidden(x, tokens)
-        whole = torch.empty((len(tokens), self.vocab_size), dtype=torch.float32, device=self.device)
+        shape = (len(tokens), self.vocab_size)
+        whole = torch.empty(shape, dtype=torch.float32, device=self.device) if out is None else out
         own = whole if self.communicator.size == 1 else whole.new_empty((len(tokens), self.weights.head.rows))
         self.products(normed, self.weights.head, out=own)
         self.communicator.all_gather_columns(own, whole)
