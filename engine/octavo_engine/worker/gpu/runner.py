@@ -90,7 +90,7 @@ class GpuRunner:
         self._registered: dict[int, Grammar] = {}
         self._pooled: dict[int, PromptPooling] = {}
         self._failed: set[int] = set()
-        """Sequences of steps that could not be queued: what is in flight of them is void."""
+        """Sequences of steps that could not be queued, and of grammars that failed: what is in flight is void."""
         self._pending: list[Launched] = []
 
     # --- what the executor calls --------------------------------------------------------------------------------
@@ -193,6 +193,7 @@ class GpuRunner:
             row.sequence in self._failed or (grammar is not None and grammar.complete)
             for row, grammar in zip(rows, grammars, strict=True)
         ]
+        grammars = [None if is_void else grammar for grammar, is_void in zip(grammars, void, strict=True)]
         self.batch.require_blocks([row for row, is_void in zip(rows, void, strict=True) if not is_void])
         step = assemble(rows, void, [row.discard for row in rows], self.sizes.max_num_batched_tokens)
         computed = self._computer.forward(step)
@@ -286,7 +287,14 @@ class GpuRunner:
             results.append(self._result(index, row, tokens[index], place, told) if live[index] else RowResult())
         if self._grammars is None or not any(grammars):
             return tuple(results)
-        return tuple(self._grammars.follow(grammars, results))
+        # A void row's grammar has nothing to follow. Behind the plan's rows there may be one of padding.
+        alive = [grammar if was_live else None for grammar, was_live in zip(grammars, live, strict=False)]
+        followed = self._grammars.follow(alive, results)
+        for row, grammar, result in zip(rows, alive, followed, strict=True):
+            # The device has appended what a grammar could not follow: nothing that is planned behind it is valid.
+            if grammar is not None and result.failed and row.sequence in self._settings:
+                self._failed.add(row.sequence)
+        return tuple(followed)
 
     def _result(self, index: int, row: Row, token: int, place: int, told: Told) -> RowResult:
         """Return what a live row gave. place: of its token among those sampled."""
