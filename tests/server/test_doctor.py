@@ -95,7 +95,30 @@ def test_missing_packages_are_named_with_their_remedy(monkeypatch: pytest.Monkey
     monkeypatch.setattr(command, "version", without_two)
     findings = examine()
     assert findings.lacking == ["Packages are missing (fastapi, llguidance): run pip install 'octavo[engine]'."]
-    assert table(findings, "Packages")["torch"] == "not there, and not needed"
+    assert table(findings, "GPU")["torch"] == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "device"),
+    [
+        (False, True, "auto is cpu: no NVIDIA driver here"),
+        (True, False, "auto is cpu: pip install octavo[gpu] for torch"),
+        (True, True, "auto is cuda, if torch finds a GPU of compute capability 8.0 or newer"),
+    ],
+)
+def test_the_device_that_auto_means(
+    driver: bool, torch: bool, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torch" and not torch:
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(command, "version", version)
+    monkeypatch.setattr(command, "NVIDIA", tmp_path if driver else tmp_path / "none")
+    assert table(examine(), "GPU")["--device"] == device
 
 
 def test_missing_kernels_are_told_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,15 @@ from octavo_engine.commands.findings import ISA_VARIABLE, Findings, lines, size
 from octavo_engine.commands.kept import examine_cache
 from octavo_engine.model.bundled import BUNDLED
 from octavo_engine.worker.cgroup import compute_threads, cpu_quota, memory_limit, spin_microseconds
+from octavo_engine.worker.device import NVIDIA
 
 _ISA: Final = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _NEEDED: Final = (
     "octavo", "fastapi", "uvicorn", "httptools", "httpx", "pyzmq", "msgspec", "numpy", "tokenizers", "safetensors",
     "gguf", "jinja2", "prometheus-client", "psutil", "llguidance",
 )  # fmt: skip
-_NOT_NEEDED: Final = ("torch", "triton")
+_GPU_PACKAGES: Final = ("torch", "triton")
+NVIDIA_VERSION: Final = Path("/proc/driver/nvidia/version")
 
 
 def doctor() -> int:
@@ -47,6 +49,7 @@ def examine() -> Findings:
     """Look at everything that serving needs."""
     findings = Findings()
     _examine_processor(findings)
+    _examine_gpu(findings)
     _examine_memory(findings)
     _examine_kernels(findings)
     _examine_packages(findings)
@@ -78,6 +81,31 @@ def _examine_processor(findings: Findings) -> None:
         ("CPU quota (cgroup)", "none" if quota is None else f"{quota:g} CPUs"),
         ("threads of the engine", f"{threads}; {how}"),
     ]
+
+
+def _examine_gpu(findings: Findings) -> None:
+    """Look for a driver and for what computes on it. torch itself is not asked, which would take seconds."""
+    driver = next((line.strip() for line in lines(NVIDIA_VERSION)), "")
+    packages = {name: _installed(name) for name in _GPU_PACKAGES}
+    lacking = [name for name, found in packages.items() if not found]
+    if not NVIDIA.exists():
+        device = "auto is cpu: no NVIDIA driver here"
+    elif lacking:
+        device = f"auto is cpu: pip install octavo[gpu] for {' and '.join(lacking)}"
+    else:
+        device = "auto is cuda, if torch finds a GPU of compute capability 8.0 or newer"
+    findings.tables["GPU"] = [
+        ("NVIDIA driver", driver or "none"),
+        *((name, found or "not installed") for name, found in packages.items()),
+        ("--device", device),
+    ]
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _examine_memory(findings: Findings) -> None:
@@ -127,13 +155,8 @@ def _examine_kernels(findings: Findings) -> None:
 
 def _examine_packages(findings: Findings) -> None:
     rows = findings.tables["Packages"] = [("python", platform.python_version())]
-    missing = []
-    for name in (*_NEEDED, *_NOT_NEEDED):
-        try:
-            rows.append((name, version(name)))
-        except PackageNotFoundError:
-            rows.append((name, "missing" if name in _NEEDED else "not there, and not needed"))
-            missing += [name] if name in _NEEDED else []
+    missing = [name for name in _NEEDED if not _installed(name)]
+    rows += ((name, _installed(name) or "missing") for name in _NEEDED)
     if missing:
         findings.lacking.append(f"Packages are missing ({', '.join(missing)}): run pip install 'octavo[engine]'.")
 

@@ -69,6 +69,8 @@ def load_model(config: EngineConfig, report: Report, give_up: GiveUp | None = No
             "--tensor-parallel-size above 1 divides a model among GPUs: use --device cuda where there are some, or 1, "
             "and more replicas instead."
         )
+    if gpu and config.speculation == "ngram":
+        raise StartError("--speculation ngram is not offered on a GPU yet: use --speculation off or auto.")
     if gpu:
         return load_on_gpus(config, report, give_up)
     with _explained():

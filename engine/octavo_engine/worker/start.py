@@ -128,8 +128,6 @@ def build_engine(model: LoadedModel, config: EngineConfig, report: Report, alloc
 def _draft_source(model: LoadedModel, config: EngineConfig) -> DraftSource | None:
     if config.speculation == "off" or (config.speculation == "auto" and model.backend != "cpu"):
         return None
-    if model.gpu is not None:
-        raise StartError("--speculation ngram is not offered on a GPU yet: use --speculation off or auto.")
     return PromptLookup(config.num_speculative_tokens)
 
 
