@@ -23,18 +23,16 @@ class Buckets(NamedTuple):
     """A Prometheus histogram since the pod's start: observations at or below each bound, cumulative.
 
     `bounds` in seconds, ascending, without +Inf; `counts` has one entry more, the last for +Inf (= all observations).
-    `sum_seconds` is the sum of all observations.
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    sum_seconds: float = 0.0
 
     @classmethod
     def of(cls, seconds: Sequence[float], bounds: tuple[float, ...]) -> Buckets:
         """Return the histogram of some observations, each in seconds."""
         below = [sum(value <= bound for value in seconds) for bound in bounds]
-        return cls(bounds, (*below, len(seconds)), sum(seconds))
+        return cls(bounds, (*below, len(seconds)))
 
     @classmethod
     def ttft(cls, seconds: Sequence[float] = ()) -> Buckets:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 from octavo_engine import contract
@@ -39,6 +40,7 @@ class PlannerConfig:
     ttft_seconds: float = 0.5
     itl_seconds: float = 0.05
     sensitivity: float = 0.8
+    block_size: int = contract.BLOCK_SIZE
 
     @classmethod
     def latency(cls) -> PlannerConfig:
@@ -142,7 +144,7 @@ class Dynamo:
             return Wanted(current, "NoMetrics")
         if len(reports) != len(sample.ready):
             return Wanted(current, "WorkerCountMismatch")
-        engines = [_engine(metrics) for metrics in reports.values()]
+        engines = [self._engine(metrics) for metrics in reports.values()]
         if self.config.target == "sla":
             by = sla_change(self.config, engines, self._ttft, self._itl)
         else:
@@ -165,15 +167,20 @@ class Dynamo:
             if first is not None:
                 self._ttft.observe(before.queue_tokens, first)
             if between is not None:
-                self._itl.observe(_engine(before).held, between)
+                self._itl.observe(self._engine(before).held, between)
         self._before = dict(reports)
 
-
-def _engine(metrics: PodMetrics) -> Engine:
-    block = contract.BLOCK_SIZE
-    return Engine(metrics.kv.active * block, metrics.queue_tokens, metrics.kv.total * block)
+    def _engine(self, metrics: PodMetrics) -> Engine:
+        block = self.config.block_size
+        return Engine(metrics.kv.active * block, metrics.queue_tokens, metrics.kv.total * block)
 
 
 def _mean(before: Buckets, after: Buckets) -> float | None:
-    observed = after.counts[-1] - before.counts[-1]
-    return (after.sum_seconds - before.sum_seconds) / observed if observed > 0 else None
+    """Return the mean of what was observed in between, each taken for the middle of its bucket."""
+    cumulative = [later - former for former, later in zip(before.counts, after.counts, strict=True)]
+    if cumulative[-1] <= 0:
+        return None
+    edges = (0.0, *after.bounds, after.bounds[-1])
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    rises = [high - low for low, high in pairwise((0, *cumulative))]
+    return sum(rise * middle for rise, middle in zip(rises, middles, strict=True)) / cumulative[-1]

@@ -25,7 +25,7 @@ ROLLING: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """Thresholds with their defaults, and the engine's flags that the derived capacity needs."""
+    """Thresholds with their defaults, and the engine's flags that capacity in tokens is derived from."""
 
     kv: float = 0.80
     queue: float = 5.0
@@ -33,6 +33,7 @@ class TokenConfig:
     down: float = 0.70
     max_batched_tokens: int = 2048
     max_sequences: int = 256
+    block_size: int = contract.BLOCK_SIZE
 
 
 class Lengths(NamedTuple):
@@ -133,7 +134,8 @@ class WvaV2(Wva):
         return Lengths(prompts / requests, outputs / requests)
 
     def _replica(self, uid: str, now: float) -> Replica:
-        used = self.scrapes.peak(uid, now, PEAK_SECONDS, lambda metrics: metrics.kv.active * contract.BLOCK_SIZE)
-        total = self.scrapes.peak(uid, now, PEAK_SECONDS, lambda metrics: metrics.kv.total * contract.BLOCK_SIZE)
+        block = self.config.block_size
+        used = self.scrapes.peak(uid, now, PEAK_SECONDS, lambda metrics: metrics.kv.active * block)
+        total = self.scrapes.peak(uid, now, PEAK_SECONDS, lambda metrics: metrics.kv.total * block)
         queue = self.scrapes.peak(uid, now, PEAK_SECONDS, lambda metrics: metrics.waiting)
         return Replica(used or 0.0, total or 0.0, queue or 0.0)
