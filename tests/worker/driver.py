@@ -45,7 +45,7 @@ class Live:
 class Driver:
     """A runner over a fresh pool, the executable's own kind of runner, and who holds what.
 
-    pooling: how embeddings are made. places: of a host tier. invariant: of a GPU's runner.
+    pooling: how embeddings are made. places: of a host tier. invariant, graph_sizes: of a GPU's runner.
     """
 
     executable: object
@@ -53,6 +53,7 @@ class Driver:
     pooling: str = "mean"
     places: int = 0
     invariant: bool = False
+    graph_sizes: tuple[int, ...] = ()
     released: list[int] = field(default_factory=list)
     numbers: object = field(default_factory=itertools.count)
     sequences: object = field(default_factory=itertools.count)
@@ -74,8 +75,8 @@ class Driver:
         model = self.executable
         host = GpuHostStore(model.layout, [self.places for _ in self.groups]) if self.places else None
         sizes = RunnerSizes(MAX_NUM_SEQS, MAX_MODEL_LEN, model.max_tokens)
-        grammars = GrammarRows(model.vocab_size, 1)
-        return GpuRunner(model, sizes, grammars=grammars, pooling=self.pooling, host=host, invariant=self.invariant)
+        options = {"invariant": self.invariant, "graph_sizes": self.graph_sizes, "pooling": self.pooling, "host": host}
+        return GpuRunner(model, sizes, grammars=GrammarRows(model.vocab_size, 1), **options)
 
     def register(self, sequence, grammar=None, **settings):
         """Register a sequence's settings, by default a seed alone, with whichever runner."""

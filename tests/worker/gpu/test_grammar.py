@@ -19,10 +19,14 @@ SPECIAL = (256, 257, 258)
 PIECES = [b"aa", b"ab", b"ba", b"bb", b"ca", b"cb", b"-1", b"-2", b"11", b"12", b"21", b"22", b"; "]
 
 
-def compiled(text):
+def vocabulary():
     words = [*(bytes([byte]) for byte in range(256)), b"<|end|>", b"<|a|>", b"<|b|>", *PIECES]
     assert len(words) == VOCAB
-    (grammar,) = GrammarCompiler(lambda: Vocabulary(words, SPECIAL), VOCAB, (EOS,)).compile(text, 1)
+    return Vocabulary(words, SPECIAL)
+
+
+def compiled(text):
+    (grammar,) = GrammarCompiler(vocabulary, VOCAB, (EOS,)).compile(text, 1)
     return grammar
 
 
