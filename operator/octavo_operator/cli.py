@@ -18,7 +18,10 @@ _LEASE_NAMESPACE = typer.Option(envvar="OCTAVO_LEASE_NAMESPACE", help="Namespace
 
 def register(app: typer.Typer) -> None:
     """Add the operator's commands to the `octavo` application."""
+    from octavo_operator.simulate.cli import simulate
+
     app.command("operator")(operator)
+    app.command("simulate")(simulate)
 
 
 def operator(

@@ -52,6 +52,8 @@ class Engine:
         self._growth = 0.0
         self._chunks: list[tuple[Sequence, int]] = []
         self._finished: list[Sequence] = []
+        self.started: list[Sequence] | None = None
+        """Those that got their first token since it was emptied, if somebody sets it to a list."""
 
     # --- What is asked from outside --------------------------------------------------------------------------------
     @property
@@ -188,6 +190,8 @@ class Engine:
         if sequence.first_token_at is None:
             sequence.first_token_at = now
             self.tally.started(now - sequence.arrival)
+            if self.started is not None:
+                self.started.append(sequence)
         sequence.generated += 1
         self.tally.generated += 1
         if sequence.generated >= sequence.output:

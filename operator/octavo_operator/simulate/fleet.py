@@ -22,7 +22,7 @@ from octavo_operator.autoscale.types import PodState
 from .calibrate import Calibration
 from .deployment import Deployment
 from .faults import Faults
-from .gateway import Gateway, HoldLimits, LeastLoad, Router
+from .gateway import Fewest, Gateway, HoldLimits, Router
 from .pod import Nodes, PodSettings, SimPod, Startup
 from .policy import FleetSample, PodMetrics, PodSample, Policy, Removal
 from .result import Change, Count, Result
@@ -61,15 +61,18 @@ class Fleet:
         """Set it up. Raises ValueError if the trace's prefixes do not fit the pods' block size."""
         self._block_size = trace.checked_block_size(settings.calibration.block_size)
         self._trace = trace
+        self._router = router or Fewest()
         self._policy = policy
         self._settings = settings
         self._removal = settings.removal or policy.removal
         self._env = simpy.Environment()
         self._rng = random.Random(f"fleet {settings.seed}")
-        pods = PodSettings(settings.calibration, settings.startup, settings.faults, settings.seed)
+        pods = PodSettings(
+            settings.calibration, settings.startup, settings.faults, settings.seed, self._router.watches_starts
+        )
         self._deployment = Deployment(self._env, pods, Nodes(self._env, settings.nodes), self)
         self._gateway = Gateway(
-            lambda: float(self._env.now), settings.calibration, router or LeastLoad(), settings.hold, self._held
+            lambda: float(self._env.now), settings.calibration, self._router, settings.hold, self._held
         )
         self._scraped: dict[str, PodMetrics] = {}
         self._scraped_at = float("-inf")
@@ -86,6 +89,8 @@ class Fleet:
         env.process(self._arrivals())
         env.process(self._periods())
         env.process(self._actuations())
+        if self._router.scrape_seconds:
+            env.process(self._router_scrapes())
         for at in self._settings.faults.restarts:
             env.process(self._restart(at))
         for at, ordinal in self._settings.faults.kills:
@@ -139,6 +144,11 @@ class Fleet:
             self._act()
             self._settle()
 
+    def _router_scrapes(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            self._router.scraped(list(self._deployment.pods), self._env.now)
+            yield self._env.timeout(self._router.scrape_seconds)
+
     def _restart(self, at: float) -> Generator[simpy.Event, Any, None]:
         yield self._env.timeout(at)
         self._policy = self._policy.restarted()
@@ -161,6 +171,10 @@ class Fleet:
         self._deployment.forget(pod)
         self._spread()
         self._note()
+
+    def answered(self, ticket: Ticket) -> None:
+        """See `Owner`."""
+        self._gateway.answered(ticket)
 
     def ended(self, ticket: Ticket, pod: SimPod) -> None:
         """See `Owner`."""
@@ -212,6 +226,9 @@ class Fleet:
         if shown.cordoned and not cordons:
             shown = replace(shown, state=PodState.TERMINATING, cordoned=False, cordoned_at=None)
         metrics = self._scraped.get(pod.uid)
+        if ghost and metrics is not None:
+            # A metrics store repeats the last value of a series that has not gone yet.
+            metrics = replace(metrics, at=self._scraped_at)
         age = 0.0 if metrics is None else self._env.now - metrics.at
         return PodSample(shown, metrics, age, ghost)
 

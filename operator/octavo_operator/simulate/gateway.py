@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,15 +22,54 @@ class HoldLimits:
 
 
 class Router(Protocol):
-    """A routing policy in the simulator: `pods` are those that take requests, at least one."""
+    """A routing policy in the simulator, and what it is told."""
+
+    scrape_seconds: float
+    """How often `scraped` is called; 0: never."""
+    watches_starts: bool
+    """Whether `answered` is called."""
+
+    def update(self, pods: Iterable[SimPod]) -> None:
+        """Take in the pods that there are, whatever their state."""
+        ...
+
+    def scraped(self, pods: Iterable[SimPod], now: float) -> None:
+        """Look at the pods' load."""
+        ...
 
     def pick(self, ticket: Ticket, pods: Sequence[SimPod], now: float) -> SimPod:
-        """Return the pod that shall serve the request."""
+        """Return the pod that shall serve the request, of those that take requests, at least one."""
+        ...
+
+    def answered(self, ticket: Ticket, now: float) -> None:
+        """A request has its first token."""
+        ...
+
+    def ended(self, ticket: Ticket, now: float) -> None:
+        """A request that was sent on has ended."""
         ...
 
 
-class LeastLoad:
-    """The pod with the fewest requests that were sent there and have not ended; the oldest of equals."""
+class Fewest:
+    """The pod with the fewest requests that were sent there and have not ended; the oldest of equals.
+
+    What `LeastLoad` of the real picker does, for traces without prefixes, at a tenth of the time.
+    """
+
+    scrape_seconds = 0.0
+    watches_starts = False
+
+    def update(self, pods: Iterable[SimPod]) -> None:
+        """See `Router`."""
+
+    def scraped(self, pods: Iterable[SimPod], now: float) -> None:
+        """See `Router`."""
+
+    def answered(self, ticket: Ticket, now: float) -> None:
+        """See `Router`."""
+
+    def ended(self, ticket: Ticket, now: float) -> None:
+        """See `Router`."""
 
     def pick(self, ticket: Ticket, pods: Sequence[SimPod], now: float) -> SimPod:
         """See `Router`."""
@@ -65,6 +104,7 @@ class Gateway:
     def set_pods(self, pods: Sequence[SimPod]) -> None:
         """Take these pods' marks and states into account; send on what was held for want of one."""
         self._pods = [pod for pod in pods if pod.serving]
+        self._router.update(pods)
         while self.held and self._pods:
             ticket = self.held.popleft()
             self._count(0)
@@ -89,9 +129,14 @@ class Gateway:
             self._count(0)
             self._end(self.held.popleft(), "expired")
 
+    def answered(self, ticket: Ticket) -> None:
+        """A request that was sent on has its first token."""
+        self._router.answered(ticket, self._now())
+
     def ended(self, ticket: Ticket) -> None:
         """A request that was sent on has ended."""
         self._count(-1)
+        self._router.ended(ticket, self._now())
         self.ended_tickets.append(ticket)
 
     def sample(self) -> GatewaySample:
@@ -115,6 +160,7 @@ class Gateway:
         if not pod.send(ticket):
             self._count(-1)
             self._end(ticket, "too_long")
+            self._router.ended(ticket, self._now())
 
     def _end(self, ticket: Ticket, outcome: str) -> None:
         ticket.end(outcome, self._now())  # type: ignore[arg-type]

@@ -84,6 +84,10 @@ class Owner(Protocol):
         """`pod` takes requests from now on."""
         ...
 
+    def answered(self, ticket: Ticket) -> None:
+        """A request has its first token; told only if `PodSettings.watches_starts`."""
+        ...
+
     def ended(self, ticket: Ticket, pod: SimPod) -> None:
         """A request on `pod` has ended."""
         ...
@@ -101,6 +105,7 @@ class PodSettings:
     startup: Startup
     faults: Faults
     seed: int
+    watches_starts: bool = False
 
 
 class SimPod:
@@ -157,6 +162,8 @@ class SimPod:
         self.state = PodState.READY
         self.ready_at = self.env.now
         self.engine = Engine(self.settings.calibration, self.env.now)
+        if self.settings.watches_starts:
+            self.engine.started = []
         self._owner.pod_ready(self)
 
     @property
@@ -240,7 +247,12 @@ class SimPod:
         """Bring the engine to the present, and tell the owner what ended."""
         if self.engine is None or self.gone:
             return
-        for sequence in self.engine.advance(self.env.now):
+        ended = self.engine.advance(self.env.now)
+        if self.engine.started:
+            started, self.engine.started = self.engine.started, []
+            for sequence in started:
+                self._owner.answered(self._tickets[sequence.order])
+        for sequence in ended:
             ticket = self._tickets.pop(sequence.order)
             ticket.first_token_at, ticket.cached_tokens = sequence.first_token_at, sequence.cached_tokens
             assert sequence.finished_at is not None

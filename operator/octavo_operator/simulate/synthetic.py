@@ -54,11 +54,25 @@ def steady(seed: int = 0, seconds: float = 3600.0, rate: float = 3.0) -> Trace:
     return _poisson(f"steady-{seed}", seed, seconds, lambda _: rate, rate)
 
 
+def long_night(seed: int = 0, seconds: float = 5400.0) -> Trace:
+    """Return twenty minutes of work, a night of streams that each outlast every window, and half an hour of work."""
+    rng = random.Random(f"night {seed}")
+    day, morning, evening = steady(seed), 1200.0, 1800.0
+    # Some 16,000 steps of 20 ms each: longer than the idle time and the shrinking window.
+    count = int((seconds - morning - evening) / 180)
+    night = [Request(morning + 180 * index + rng.random(), 300, 15_500) for index in range(count)]
+    work = [request for request in day.requests if request.at < morning]
+    again = [request._replace(at=request.at + seconds - evening) for request in day.requests if request.at < evening]
+    requests = sorted([*work, *night, *again], key=lambda request: request.at)
+    return Trace(f"long-night-{seed}", tuple(requests), seconds)
+
+
 SYNTHETIC: Final[dict[str, Callable[[int], Trace]]] = {
     "diurnal": diurnal,
     "step": step,
     "crowd": crowd,
     "steady": steady,
+    "long-night": long_night,
 }
 """By the name that the command line takes; each wants a seed."""
 
