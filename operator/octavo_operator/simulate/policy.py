@@ -82,7 +82,8 @@ class PodSample:
     """One pod: as the API server lists it now, and its last answered scrape (None: none was ever answered).
 
     `age_seconds` is how old `metrics` are now; above one scrape period the latest scrape was lost. `ghost`: the API
-    server no longer lists the pod, but its series have not gone (a policy that asks a metrics store still sees it).
+    server no longer lists the pod, but its series go on: `metrics` are its last ones under the latest scrape's time, as
+    a store repeats them (a policy that asks the store takes them for a pod's).
     """
 
     pod: Pod

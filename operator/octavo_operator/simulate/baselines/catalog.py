@@ -26,6 +26,8 @@ from octavo_operator.simulate.trace import Trace
 
 REQUESTS: Final = (2.0, 4.0, 6.0, 8.0, 10.0, 14.0, 20.0, 30.0, 50.0, 100.0)
 SHARES: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+PERCENTAGES: Final = (30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 120.0, 150.0, 200.0)
+"""The resource allows up to 100. Above it demand that queues is left to queue: for the slow end of the curve only."""
 LATENCIES: Final = (0.05, 0.10, 0.15, 0.20, 0.30, 0.40, 0.55, 0.75, 1.0)
 ORACLE_UTILIZATION: Final = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
 DOWN_OF_UP: Final = 0.75
@@ -78,7 +80,7 @@ def octavo(service: Service, policy: AutoscalePolicy | None = None) -> Family:
         )
 
     default = float(base.target_utilization_percent)
-    return Family("octavo", default, _with(default, (30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0)), make)
+    return Family("octavo", default, _with(default, PERCENTAGES), make)
 
 
 def baselines(service: Service) -> tuple[Family, ...]:
