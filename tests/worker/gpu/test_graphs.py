@@ -80,7 +80,8 @@ def test_replayed_steps_sample_what_eager_ones_do(captured, shape, invariant):
     eager = load(shape, torch.device("cpu"), torch.float32, SIZES, invariant=invariant)
     # A size is missing: rows of nobody pad two rows to three.
     runner = GpuRunner(eager.model, SIZES, invariant=invariant, graph_sizes=(1, 3))
-    jobs = random_jobs(3, shape.vocab, (3, 12), (4, 10), seed=1)
+    # Of different lengths, so that there are steps of three rows, of two and of one.
+    jobs = [job._replace(tokens=4 + 3 * place) for place, job in enumerate(random_jobs(3, shape.vocab, (3, 9), (1, 1)))]
     _, wanted = serve(eager, jobs, temperature=0.9)
     _, found = serve(eager._replace(runner=runner), jobs, temperature=0.9)
     assert found == wanted
