@@ -1,6 +1,6 @@
 """Octavo on a GPU, in one command of at most eight minutes: what is right, and how fast it is.
 
-    python benchmarks/gpu.py [--json FILE] [--only machine checks attention products decode throughput shapes]
+    python benchmarks/gpu.py [--json FILE] [--only machine checks attention products decode shapes throughput]
     python benchmarks/gpu.py --tune            write kernels/octavo_kernels/triton/configurations/<target>.json anew
     python benchmarks/gpu.py --device cpu      run every section's code in Triton's interpreter, on tiny shapes
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # main() decides how torch and triton are imported
     from benchmarks.on_gpu.report import Section
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECTIONS = ("machine", "checks", "attention", "products", "decode", "throughput", "shapes")
+SECTIONS = ("machine", "checks", "attention", "products", "decode", "shapes", "throughput")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,12 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     import torch
-    from benchmarks.on_gpu import machine
+    from benchmarks.on_gpu import machine, timing
 
     began = time.perf_counter()
     if options.device == "cpu":
         print("Triton's interpreter on the CPU, tiny shapes: every line runs, and no figure means anything.")
     bench = machine.prepare(torch.device(options.device), options.seconds, began + options.limit)
+    timing.make_room(bench.device)
     if options.tune:
         from benchmarks.on_gpu import tune
 
