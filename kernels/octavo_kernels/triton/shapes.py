@@ -102,7 +102,7 @@ def _attention_kinds(size: int, heads: int | str) -> list[tuple[int, torch.dtype
     if size == 4:
         return [(4, fp32, fp32, 0, 0.0)] if heads == 16 else []
     if heads == 32:
-        return [(32, bf16, bf16, 0, 0.0)] if size == 2 else []
+        return [(32, bf16, bf16 if size == 2 else fp8, 0, 0.0)]
     if size == 1:
         return [(3, bf16, fp8, 0, 0.0), (4, fp16, fp8, 0, 0.0), (8, bf16, fp8, 1024, 0.0)]
     plain = [(group, bf16, bf16, 0, 0.0) for group in (1, 3, 4, 8)]
