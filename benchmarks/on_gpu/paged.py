@@ -128,7 +128,7 @@ def plan(
     multiple = split if invariant else tuning.block_n
     work = plan_work(
         paged.offsets, paged.contexts, group_size=heads.group, tuning=tuning, split_tokens=split, invariant=invariant,
-        window=window, fill=None if invariant else max(1, processors // heads.query),
+        window=window, fill=None if invariant else max(1, processors // heads.kv),
         prefixes=find_prefixes(paged.tables, paged.contexts, paged.offsets, multiple=multiple) if prefixes else (),
     )  # fmt: skip
     tokens = len(paged.q)
