@@ -230,7 +230,7 @@ class Simulation:
     def _arrive(self, arrival: Arrival, now: float) -> None:
         fleet = self.fleets[arrival.number % len(self.fleets)]
         request_id = str(arrival.number)
-        key = arrival.blocks[min(1, len(arrival.blocks) - 1)] if arrival.blocks else b""
+        key = arrival.blocks[1] if len(arrival.blocks) > 1 else request_id.encode()
         pick = fleet.pick(Wanted(request_id, arrival.blocks, key=key), now)
         assert pick is not None
         pod = self.pods[pick.order[0].uid]

@@ -27,7 +27,7 @@ class Weights:
     Loads are in requests per endpoint, prices in tokens of prefill.
     """
 
-    bound: float = 1.4
+    bound: float = 1.3
     """Largest load now, as a multiple of the mean."""
     soon_bound: float = 1.2
     """The same for what is expected soon: lower, because an expectation has no grain of whole requests."""
