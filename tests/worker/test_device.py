@@ -96,12 +96,12 @@ def test_several_ranks_need_as_many_gpus(gpu, monkeypatch):
         load_model(chosen, lambda stage, fraction: None)
 
 
-def test_what_is_drafted_on_a_gpu():
-    model = SimpleNamespace(backend="triton", gpu=object())
+def test_nothing_is_drafted_on_a_gpu(gpu):
+    model = SimpleNamespace(backend="triton")
     for speculation in ("auto", "off"):
         assert _draft_source(model, config(speculation=speculation)) is None
     with pytest.raises(StartError, match="not offered on a GPU yet: use --speculation off or auto"):
-        _draft_source(model, config(speculation="ngram"))
+        load_model(config(speculation="ngram"), lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize(("tokens", "sequences", "expected"), [(0, 0, 2048), (0, 3000, 3000), (64, 8, 64)])

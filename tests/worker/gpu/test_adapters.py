@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo_kernels.triton.configurations import Configurations, Entry
+from octavo_kernels.triton.lora import LoraTuning
+from octavo_kernels.triton.targets import INTERPRETER
 from tests.model.adapters import write_adapter
 from tests.worker.driver import Driver
 from tests.worker.gpu.both import GREEDY, SAMPLED, cpu, gpu, prompt_of, tiny_folder
@@ -60,12 +63,12 @@ def test_adapters_of_different_ranks_in_one_batch_while_banks_grow(folders):
     assert len({tuple(text) for text in texts.values()}) == 5
     driver = Driver(model)
     runner = driver.runner
-    assert run(driver, [-1]) == [texts[""]]
+    assert run(driver, [-1], 1) == [texts[""][:1]]
     assert model.bank.layers[0].qkv is None, "without adapters there is no bank"
     runner.set_adapter(0, opened["query"])
     assert (model.bank.slots, model.bank.layers[0].down) == (1, None)
     rank = model.bank.layers[0].qkv.rank
-    assert run(driver, [0, -1]) == [texts["query"], texts[""]]
+    assert run(driver, [0, -1], 1) == [texts["query"][:1], texts[""][:1]]
     runner.set_adapter(5, opened["large"])
     runner.set_adapter(2, opened["down"])
     runner.set_adapter(3, opened["small"])
@@ -120,3 +123,16 @@ def test_an_adapter_that_scales_by_nothing_changes_nothing(tmp_path):
     assert run(driver, [0], 1) == [alone(None, prompt_of(1, 12), 1)]
     assert gpu().bank.slots == 0
     assert model.bank.layers[0].qkv.a.dtype == torch.float32
+
+
+def test_banks_of_different_ranks_may_be_tuned_differently(folders):
+    """The tokens of a step are grouped once for all of them."""
+    model = build_gpu(tiny_folder())
+    tunings = {16: LoraTuning(16, 64, 64, 16, 8, 4, 2), 32: LoraTuning(32, 64, 64, 32, 8, 4, 2)}
+    entries = [Entry("lora", {"rank": rank, "rows": 16, "bytes": 4}, of) for rank, of in tunings.items()]
+    model.products.configurations = Configurations(INTERPRETER, entries)
+    driver = Driver(model)
+    driver.runner.set_adapter(0, model.open_adapter(folders["large"]))
+    ranks = {bank.rank for bank in model.bank.layers[0]}
+    assert max(ranks) > 32 >= min(ranks)
+    assert run(driver, [0], 2) == [alone(folders["large"], prompt_of(1, 12), 2)]

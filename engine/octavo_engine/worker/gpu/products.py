@@ -65,7 +65,8 @@ class Products:
     def adapt(self, x: Tensor, bank: LoraBank | None, plan: GroupPlan, out: Tensor) -> None:
         """Add to a product's output [T, N] what the tokens' adapters add; x: [T, K]. No bank: no adapter changes it."""
         if bank is not None:
-            lora(x, bank, plan, out, tuning=self._lora(bank.rank, len(x)))
+            # The plan is one for banks of all ranks, whose tunings may differ.
+            lora(x, bank, plan, out, tuning=self._lora(bank.rank, len(x))._replace(block_m=plan.block_m))
 
     def _lora(self, rank: int, rows: int) -> LoraTuning:
         return self.configurations.lora(rank, rows, self._scratch.dtype)
