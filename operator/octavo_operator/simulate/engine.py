@@ -169,15 +169,20 @@ class Engine:
         """Finish the group that ends now: tokens appear, prompts are computed, sequences end."""
         self._count_rest()
         self._steps = self._counted = 0
+        ended = []
         for sequence, tokens in self._chunks:
             sequence.computed += tokens
             self._publish(sequence)
             if sequence.computed == sequence.target:
                 self._prefilling.remove(sequence)
-                self._first_token(sequence, now)
+                if self._first_token(sequence, now):
+                    ended.append(sequence)
         self._chunks = []
-        while (ended := self._decoding.pop_ended()) is not None:
-            self._end(ended, now)
+        while (decoded := self._decoding.pop_ended()) is not None:
+            ended.append(decoded)
+        # In the order of the rows: it decides whose cached blocks are the oldest.
+        for sequence in sorted(ended, key=_key):
+            self._end(sequence, now)
 
     def _count_rest(self) -> None:
         """Count what is left of the group; the blocks of all its steps but those not yet begun are taken."""
@@ -186,7 +191,8 @@ class Engine:
             self._count(left - 1, take=True)
         self._count(1, take=False)
 
-    def _first_token(self, sequence: Sequence, now: float) -> None:
+    def _first_token(self, sequence: Sequence, now: float) -> bool:
+        """Give a sequence whose prompt is computed its next token; True if it is its last."""
         if sequence.first_token_at is None:
             sequence.first_token_at = now
             self.tally.started(now - sequence.arrival)
@@ -195,9 +201,9 @@ class Engine:
         sequence.generated += 1
         self.tally.generated += 1
         if sequence.generated >= sequence.output:
-            self._end(sequence, now)
-        else:
-            self._decoding.join(sequence)
+            return True
+        self._decoding.join(sequence)
+        return False
 
     def _end(self, sequence: Sequence, now: float) -> None:
         sequence.finished_at = now
@@ -286,7 +292,9 @@ class Engine:
     def _admit(self, budget: int, now: float) -> None:
         """Admit in order while there is budget, a slot and room; the first that does not fit ends it."""
         cost, pool = self.calibration, self.pool
-        while self._waiting and budget > 0 and self.running < cost.max_num_seqs:
+        looks = 2 * cost.max_num_seqs
+        while self._waiting and looks and budget > 0 and self.running < cost.max_num_seqs:
+            looks -= 1
             sequence = self._waiting[0]
             limit = (sequence.target - 1) // cost.block_size
             named = pool.find(sequence.digests, limit)
