@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,8 @@ from octavo_engine.worker.gpu.load import ModelSizes, check_shares
 from octavo_engine.worker.gpu.precision import GpuPrecision, choose_gpu_precision
 from octavo_kernels.triton.targets import SM_80, SM_90, fp8_refusal, nearest_target
 from tests.model.test_against_transformers import random_model
-from tests.worker.gpu.both import tiny_folder
+from tests.worker.driver import Driver
+from tests.worker.gpu.both import cpu, prompt_of, tiny_folder
 from tests.worker.gpu.building import build_gpu
 
 
@@ -74,6 +76,23 @@ def test_what_each_matrix_becomes(weights, stored, columns, delicate, kind):
 def test_a_gpu_is_served_as_the_newest_target_that_it_runs(capability, name):
     target = nearest_target("A GPU", capability, 77)
     assert (target.name, target.processors) == (name, 77)
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [("bfloat16", "dense", "bfloat16"), ("float16", "int8", "float16"), ("bfloat16", "fp8", "fp8")],
+)
+def test_what_is_rounded_stays_near_what_is_exact(precision):
+    def scores(executable):
+        driver = Driver(executable)
+        live = driver.live(prompt_of(4, 36), temperature=0.0)
+        live.scores = True
+        driver.generate(live, 1, chunk=20)
+        return live.prompt_logprobs
+
+    found, exact = scores(build_gpu(tiny_folder(), GpuPrecision(*precision))), scores(cpu())
+    assert np.abs(np.array(found) - exact).mean() < 0.1
+    assert np.abs(np.array(found) - exact).max() < 0.5
 
 
 # --- the cache --------------------------------------------------------------------------------------------------
