@@ -119,16 +119,49 @@ def test_the_step_counts_what_its_period_already_gave() -> None:
     assert decide(policy, later, history, later.at).replicas_to == 10
 
 
-def test_no_more_is_asked_of_a_cluster_without_room() -> None:
-    point = moment(ready_pods=2, unschedulable_pods=1, demand_blocks=4000, queued_requests=3, running_requests=5)
-    decision = answer(point, past(point, desired=3))
-    assert brief(decision) == (3, "Demand", "CapacityUnavailable", "Capacity")
-    assert "1 pod cannot be scheduled" in decision.message
+@pytest.mark.parametrize(
+    ("unplaced", "passed", "seconds", "need", "expected"),
+    [
+        (1, 0, 0, 8, 4),  # one pod without a node may be an accident: one more is tried at once
+        (2, 0, 0, 8, 4),  # two are none: the next is tried after a step's period, the one after that after two
+        (2, 0, 30, 8, 5),
+        (3, 0, 30, 8, 5),
+        (3, 0, 60, 8, 6),
+        (1, 0, 29, 3, 3),  # as many as needed are coming, if a node comes: one beyond them after a period
+        (1, 0, 30, 3, 4),
+        (2, 0, 3600, 3, 4),  # and never two beyond
+        (0, 1, 0, 8, 7),  # later pods found nodes: there is room (7 is what the step of this period allows)
+        (0, 2, 0, 4, 6),  # and each that was passed over is replaced
+        (0, 5, 0, 4, 7),  # up to as many as work
+    ],
+)
+def test_a_cluster_without_room_is_tried_one_pod_at_a_time(
+    unplaced: int, passed: int, seconds: int, need: int, expected: int
+) -> None:
+    point = moment(
+        ready_pods=2,
+        unschedulable_pods=unplaced + passed,
+        passed_over_pods=passed,
+        unplaced_seconds=float(seconds),
+        demand_blocks=need * 800,
+        queued_requests=3,
+        running_requests=5,
+    )
+    current = 2 + unplaced + passed
+    policy = Policy(min_replicas=0, max_replicas=30)
+    decision = answer(point, past(point, desired=current), policy)
+    assert decision.replicas_to == expected
+    if expected == current and passed == 0:
+        assert brief(decision) == (current, "Demand", "CapacityUnavailable", "Capacity")
+        assert "cannot be scheduled" in decision.message
 
 
-def test_a_fleet_that_was_granted_and_has_no_room_says_so() -> None:
-    point = moment(ready_pods=2, unschedulable_pods=1, demand_blocks=2300, queued_requests=3, running_requests=5)
-    assert brief(answer(point, past(point, desired=3))) == (3, "Demand", "CapacityUnavailable", "Capacity")
+def test_the_first_pod_of_all_without_a_node_is_no_deadlock() -> None:
+    """Nothing serves, nothing was ever measured, and requests are held: another pod is tried."""
+    point = moment(ready_pods=0, unschedulable_pods=1, held_requests=3, demand_blocks=9, blocks_per_pod=0)
+    early, late = replace(point, unplaced_seconds=29.0), replace(point, unplaced_seconds=30.0)
+    assert brief(answer(early, past(early, desired=1))) == (1, "Wake", "CapacityUnavailable", "Capacity")
+    assert answer(late, past(late, desired=1)).replicas_to == 2
 
 
 def test_pods_that_cannot_be_scheduled_do_not_stop_a_fleet_from_shrinking() -> None:
@@ -145,8 +178,10 @@ def test_starting_pods_are_supply_until_their_credit_is_gone() -> None:
 
 
 def test_a_model_that_never_comes_up_does_not_take_the_fleet_to_its_maximum() -> None:
-    point = moment(ready_pods=0, starting_pods=3, starting_credit=0.0, demand_blocks=2000, held_requests=9)
-    assert answer(point, past(point, desired=3)).replicas_to == 3
+    """One more is tried, since one node may be bad; then no more."""
+    for starting in (3, 4, 5, 8):
+        point = moment(ready_pods=0, starting_pods=starting, starting_credit=0.0, demand_blocks=2000, held_requests=9)
+        assert answer(point, past(point, desired=starting)).replicas_to == max(4, starting)
 
 
 @pytest.mark.parametrize(("current", "expected", "limited"), [(1, 2, "Min"), (9, 6, "Max"), (4, 4, "PartialData")])

@@ -56,6 +56,22 @@ def test_pods_are_told_apart() -> None:
     assert result.other_requests == 12, "a cordoned or unready pod's requests still count against idleness"
 
 
+def test_a_pod_without_a_node_is_passed_over_once_a_later_one_has_one() -> None:
+    old, young = (
+        pod(name, PodState.UNSCHEDULABLE, created_at=T0 - s, scheduled=False) for name, s in (("o", 90), ("y", 20))
+    )
+
+    def told(*others: Pod) -> tuple[int, int, float, float]:
+        result = at_t0([pod("a"), old, young, *others], [])
+        return result.unschedulable_pods, result.passed_over_pods, result.unplaced_seconds, result.starting_credit
+
+    assert told() == (2, 0, 20.0, 0.0)
+    assert told(pod("b", PodState.STARTING, created_at=T0 - 50)) == (2, 1, 20.0, 1.0)
+    assert told(pod("b", PodState.STARTING, created_at=T0 - 20)) == (2, 1, 20.0, 1.0), "of one second: unknown"
+    assert told(pod("b", PodState.STARTING, created_at=T0 - 5)) == (2, 2, 0.0, 1.0)
+    assert told(pod("b", PodState.STARTING, created_at=T0 - 5, scheduled=False)) == (2, 0, 20.0, 1.0)
+
+
 @pytest.mark.parametrize(("reporting", "expected"), [(4, 400), (3, 400), (2, 400), (1, 400), (0, 0)])
 def test_silent_pods_are_taken_to_be_like_the_others(reporting: int, expected: int) -> None:
     pods = [pod(str(number)) for number in range(4)]

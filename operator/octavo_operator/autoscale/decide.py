@@ -122,17 +122,18 @@ def _bounds(case: _Case) -> Decision | None:
 
 # --- Grow -------------------------------------------------------------------------------------------------------
 def _grow(case: _Case) -> Decision | None:
-    wants = [want for rule in (_want_wake, _want_latency, _want_demand) if (want := rule(case)) is not None]
+    wants = [want for rule in (_want_latency, _want_demand, _want_wake) if (want := rule(case)) is not None]
     if not wants:
         return None
-    wanted, branch, reason, message = max(wants, key=lambda want: want[0])
+    need, branch, reason, message = max(wants, key=lambda want: want[0])
+    wanted = _with_lost(case, need)
     estimate, policy, current = case.estimate, case.policy, case.current
-    if estimate.unschedulable_pods and wanted > estimate.ready_pods + estimate.starting_credit:
-        n = estimate.unschedulable_pods
-        message += (
-            f" {n} pod{'s' if n > 1 else ''} cannot be scheduled: more would not help until the cluster has room."
-        )
-        return case.hold(branch, "CapacityUnavailable", message, "Capacity")
+    if estimate.unschedulable_pods and wanted > estimate.supply:
+        allowed = _within_capacity(case, wanted)
+        if allowed <= current:
+            message += f" {_count(estimate.unschedulable_pods, 'pod')} cannot be scheduled: one more is tried later."
+            return case.hold(branch, "CapacityUnavailable", message, "Capacity")
+        wanted = allowed
     if wanted <= current:
         return None
     if current >= policy.max_replicas:
@@ -153,9 +154,9 @@ Want = tuple[int, Branch, str, str]
 
 
 def _want_wake(case: _Case) -> Want | None:
-    """At zero any held request wakes the service, before anything is known of its pods."""
+    """Without a ready pod any held request is a need, before anything is known of a pod's capacity."""
     estimate = case.estimate
-    if case.current > 0 or estimate.held_requests == 0:
+    if estimate.ready_pods > 0 or estimate.held_requests == 0:
         return None
     wanted = max(
         1, replicas_for(estimate.demand_blocks, case.policy.target_utilization_percent, estimate.blocks_per_pod)
@@ -178,7 +179,7 @@ def _want_latency(case: _Case) -> Want | None:
         f"{_count(estimate.waiting_requests, 'request')} wait, more than {target} for each of "
         f"{_count(case.current, 'replica')}; {need} replicas would hold the target."
     )
-    return _with_lost(case, need), "Latency", "QueueAboveTarget", message
+    return need, "Latency", "QueueAboveTarget", message
 
 
 def _queue_stays(case: _Case) -> bool:
@@ -207,19 +208,40 @@ def _want_demand(case: _Case) -> Want | None:
     message = (
         f"{_demand_sentence(case)} Below {case.policy.target_utilization_percent}% takes {_count(need, 'replica')}."
     )
-    return _with_lost(case, need), "Demand", "UtilizationAboveTarget", message
+    return need, "Demand", "UtilizationAboveTarget", message
 
 
 def _with_lost(case: _Case, need: int) -> int:
-    """Return `need` plus a replacement for each pod that has been starting too long, where the others do not suffice.
+    """Return `need` plus a replacement for each pod that will not come, where the others do not suffice.
 
-    At most as many as there are pods that work: a model that never comes up must not take the fleet to its maximum.
+    Those are the pods that have been starting for too long, and those that the scheduler passed over. At most as many
+    as there are pods that work (one, if none does): a model that never comes up must not take the fleet to its maximum.
     """
     estimate = case.estimate
-    if need <= estimate.ready_pods + estimate.starting_credit:
+    if need <= estimate.supply:
         return need
-    lost = int(estimate.starting_pods - estimate.starting_credit + 1e-9)
-    return need + min(lost, estimate.ready_pods)
+    lost = int(estimate.starting_pods - estimate.starting_credit + 1e-9) + estimate.passed_over_pods
+    return need + min(lost, max(1, estimate.ready_pods))
+
+
+def _within_capacity(case: _Case, wanted: int) -> int:
+    """Return how much of `wanted` is asked of a cluster that has no node for some of the pods it was asked for.
+
+    They are no supply, so the need for others goes on. But only a pod that finds a node shows that there is room for
+    more (then the older ones count as passed over): until then one more is tried at a time, each after a longer wait,
+    and never more than one beyond what is needed, with the pods that wait counted as coming.
+    """
+    estimate, current = case.estimate, case.current
+    unplaced = estimate.unschedulable_pods - estimate.passed_over_pods
+    if unplaced == 0:
+        return wanted
+    # The first one beyond a single pod without a node is tried at once: two pods without one are no accident.
+    waits = unplaced - 1 if wanted > current else unplaced
+    missing = wanted - estimate.supply
+    back_off = waits * case.policy.scale_up.period_seconds
+    if estimate.unplaced_seconds < back_off or (wanted <= current and unplaced > missing):
+        return current
+    return current + 1
 
 
 def _quiet(case: _Case) -> Decision | None:

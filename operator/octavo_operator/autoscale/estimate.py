@@ -51,6 +51,8 @@ def estimate(
         sum(_blocks(sample, policy) for sample in complete), len(serving), len(complete)
     )
     starting = [pod for pod in present if pod.state is PodState.STARTING and not pod.cordoned]
+    unschedulable = [pod for pod in present if pod.state is PodState.UNSCHEDULABLE and not pod.cordoned]
+    unplaced = [pod for pod in unschedulable if not _passed_over(pod, present)]
     current = Estimate(
         at=now,
         demand_blocks=demand,
@@ -64,7 +66,9 @@ def estimate(
         ready_pods=len(serving),
         starting_pods=len(starting),
         starting_credit=sum(starting_credit(pod, policy, learned, now) for pod in starting),
-        unschedulable_pods=sum(pod.state is PodState.UNSCHEDULABLE and not pod.cordoned for pod in present),
+        unschedulable_pods=len(unschedulable),
+        passed_over_pods=len(unschedulable) - len(unplaced),
+        unplaced_seconds=min((now - pod.created_at for pod in unplaced), default=0.0),
         cordoned_pods=sum(pod.cordoned for pod in present),
         reporting_pods=len(complete),
         queue_pods=len(queues),
@@ -75,6 +79,11 @@ def estimate(
 def queued_blocks(requests: int, tokens: int, block_size: int) -> int:
     """Return the most blocks that `requests` prompts of `tokens` tokens together need: each may end in a part block."""
     return (tokens + (block_size - 1) * requests) // block_size
+
+
+def _passed_over(pod: Pod, present: Sequence[Pod]) -> bool:
+    """Return whether a younger pod found a node: then the cluster has room, though none for this one."""
+    return any(other.scheduled and other.created_at > pod.created_at for other in present)
 
 
 def starting_credit(pod: Pod, policy: Policy, learned: Learned, now: float) -> float:

@@ -137,7 +137,9 @@ class Estimate:
     a cordon does not look like a trend. `growth_blocks`: what will arrive before a pod asked for now can help.
     `running_requests`, `queued_requests`: on serving pods; `other_requests`: running or waiting on other pods.
     `blocks_per_pod` is 0 while unknown. `reporting_pods` of the serving pods gave both signals, `queue_pods` at
-    least the queue. `starting_credit`: pods' worth of the starting ones (each 1 … 0 with age).
+    least the queue. `starting_credit`: pods' worth of the starting ones (each 1 … 0 with age). `passed_over_pods`:
+    those of the unschedulable ones that stay behind although a later pod found a node. `unplaced_seconds`: how long the
+    youngest of the others has looked for one.
     """
 
     at: float
@@ -154,6 +156,8 @@ class Estimate:
     starting_pods: int = 0
     starting_credit: float = 0.0
     unschedulable_pods: int = 0
+    passed_over_pods: int = 0
+    unplaced_seconds: float = 0.0
     cordoned_pods: int = 0
     reporting_pods: int = 0
     queue_pods: int = 0
@@ -168,6 +172,11 @@ class Estimate:
     def metrics_available(self) -> bool:
         """At least half of the serving pods report."""
         return 2 * self.reporting_pods >= self.ready_pods
+
+    @property
+    def supply(self) -> float:
+        """Return the pods that work or are trusted to work soon."""
+        return self.ready_pods + self.starting_credit
 
     @property
     def waiting_requests(self) -> int:
