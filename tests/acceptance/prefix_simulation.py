@@ -73,7 +73,9 @@ class Scenario:
     """What happens: `changes` are (second, pods from then on); `metrics_age` delays every scrape by so many seconds.
 
     `silent`, `frozen`, `lying` and `failing` name pods by their index: no metrics; a stuck engine whose metrics stay at
-    idle; one that even ticks; one that answers every request with an error at once.
+    idle; one that even ticks; one that answers every request with an error at once. With several pickers, requests
+    come to them by turns (the worst for a conversation); `news` is how many seconds later they tell each other what
+    they send, None if they never do.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Scenario:
     pickers: int = 1
     changes: tuple[tuple[float, int], ...] = ()
     metrics_age: float = 0.0
+    news: float | None = None
     silent: frozenset[int] = frozenset()
     frozen: frozenset[int] = frozenset()
     lying: frozenset[int] = frozenset()
@@ -231,11 +234,13 @@ class Simulation:
         fleet = self.fleets[arrival.number % len(self.fleets)]
         request_id = str(arrival.number)
         key = arrival.blocks[1] if len(arrival.blocks) > 1 else request_id.encode()
-        pick = fleet.pick(Wanted(request_id, arrival.blocks, key=key), now)
+        wanted = Wanted(request_id, arrival.blocks, key=key)
+        pick = fleet.pick(wanted, now)
         assert pick is not None
         pod = self.pods[pick.order[0].uid]
         fleet.begun(request_id, pod.uid, now)
         self.result.picks.append((now, pod.index))
+        self._tell(fleet, now, lambda peer, later: peer.heard(wanted, pod.uid, later))
         if pod.index in self.scenario.failing:
             self._at(now + 0.001, lambda now: fleet.ended(request_id, now, Outcome.FAILED))
             return
@@ -259,14 +264,25 @@ class Simulation:
         pod.generating += 1
         pod.generated_blocks += _generated_blocks(arrival)
         pod.keep(arrival)
-        self.fleets[arrival.number % len(self.fleets)].answered(str(arrival.number), now)
+        fleet = self.fleets[arrival.number % len(self.fleets)]
+        fleet.answered(str(arrival.number), now)
+        self._tell(fleet, now, lambda peer, later: peer.answered(str(arrival.number), later))
         self._at(now + arrival.output * SECONDS_PER_TOKEN, lambda now: self._end(pod, arrival, now))
         self._prefill(pod, now)
 
     def _end(self, pod: _Pod, arrival: Arrival, now: float) -> None:
         pod.generating -= 1
         pod.generated_blocks -= _generated_blocks(arrival)
-        self.fleets[arrival.number % len(self.fleets)].ended(str(arrival.number), now, Outcome.DONE)
+        fleet = self.fleets[arrival.number % len(self.fleets)]
+        fleet.ended(str(arrival.number), now, Outcome.DONE)
+        self._tell(fleet, now, lambda peer, later: peer.ended(str(arrival.number), later, Outcome.DONE))
+
+    def _tell(self, teller: Fleet, now: float, news: Callable[[Fleet, float], None]) -> None:
+        if self.scenario.news is None:
+            return
+        for peer in self.fleets:
+            if peer is not teller:
+                self._at(now + self.scenario.news, lambda later, peer=peer: news(peer, later))  # type: ignore[misc]
 
 
 def one_cache(scenario: Scenario, arrivals: Iterable[Arrival]) -> int:

@@ -106,6 +106,16 @@ class Fleet:
         self._policy.sent(wanted, chosen)
         return Pick(tuple(self._endpoints[uid] for uid in order), ranking.reason, ranking.matched_tokens, best)
 
+    def heard(self, wanted: Wanted, uid: str, now: float) -> None:
+        """Take another picker's news that it sent a request to `uid`: count it, and believe its prefix there.
+
+        Its answer and its end are told like our own; when a picker is lost, the ends of all that it had are.
+        """
+        if uid in self._endpoints:
+            self.in_flight.begun(wanted.request_id, uid, now)
+            self._expect(uid, 1.0)
+            self._policy.sent(wanted, self.candidate(uid, now))
+
     def begun(self, request_id: str, uid: str, now: float) -> None:
         """Note which endpoint served a request in the end."""
         self.in_flight.begun(request_id, uid, now)

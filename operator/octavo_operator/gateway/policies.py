@@ -25,6 +25,11 @@ def tie(wanted: Wanted, uid: str) -> int:
     return crc32(uid.encode(), crc32(wanted.request_id.encode()))
 
 
+def affinity(key: bytes, uid: str) -> bytes:
+    """Return how much a conversation is an endpoint's: the largest wins (highest random weight)."""
+    return blake2b(key, key=uid.encode()[:64], digest_size=8).digest()
+
+
 class LeastLoad:
     """The endpoint with the fewest requests."""
 
@@ -71,11 +76,7 @@ class Consistent:
 
     def rank(self, wanted: Wanted, candidates: tuple[Candidate, ...]) -> Ranking:
         """Order by the hash of conversation and endpoint."""
-
-        def weight(candidate: Candidate) -> bytes:
-            return blake2b(wanted.key, key=candidate.uid.encode()[:64], digest_size=8).digest()
-
-        order = sorted(candidates, key=weight, reverse=True)
+        order = sorted(candidates, key=lambda c: affinity(wanted.key, c.uid), reverse=True)
         return Ranking(tuple(c.uid for c in order), "Consistent")
 
     def sent(self, wanted: Wanted, to: Candidate) -> None:

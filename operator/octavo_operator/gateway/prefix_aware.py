@@ -31,8 +31,10 @@ class Weights:
     """Largest load now, as a multiple of the mean."""
     soon_bound: float = 1.2
     """The same for what is expected soon: lower, because an expectation has no grain of whole requests."""
-    few: float = 4.0
+    few: float = 2.5
     """With fewer requests an endpoint than this, the mean counts as this many: ratios of small numbers are noise."""
+    few_in_all: float = 32.0
+    """The same for the requests of all endpoints together."""
     request_tokens: int = 512
     """Price of a request more than another endpoint has."""
     over_tokens: int = 32_768
@@ -80,9 +82,10 @@ class _Price:
 
     def __init__(self, candidates: tuple[Candidate, ...], weights: Weights) -> None:
         count = len(candidates)
+        few = max(weights.few, weights.few_in_all / count)
         self._weights = weights
-        self._most = weights.bound * max((1 + sum(c.load for c in candidates)) / count, weights.few)
-        self._most_soon = weights.soon_bound * max((1 + sum(c.soon for c in candidates)) / count, 0.9 * weights.few)
+        self._most = weights.bound * max((1 + sum(c.load for c in candidates)) / count, few)
+        self._most_soon = weights.soon_bound * max((1 + sum(c.soon for c in candidates)) / count, 0.9 * few)
 
     def __call__(self, candidate: Candidate) -> float:
         weights = self._weights

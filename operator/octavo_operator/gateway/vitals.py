@@ -20,7 +20,7 @@ FAILURES: Final = 3
 """Failures in a row that put an endpoint out: fewer would punish one poisoned request."""
 EJECTION_SECONDS: Final = 2.0
 """The first ejection; each one after it without a success between is twice as long."""
-LONGEST_EJECTION_SECONDS: Final = 60.0
+LONGEST_EJECTION_SECONDS: Final = 300.0
 
 
 class Vitals:
