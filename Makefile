@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml CMakeLists.txt $$(find ke
 TEST_CLUSTER := $(or $(OCTAVO_TEST_CLUSTER),test)
 CACHE := $(or $(OCTAVO_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/octavo)
 
-.PHONY: help setup demo demo-down test test-fast lint format acceptance-3 acceptance-4 acceptance-4-native acceptance-5 acceptance-6 images crds clean distclean
+.PHONY: help setup demo demo-down test test-fast lint format acceptance-3 acceptance-4 acceptance-4-native acceptance-5 acceptance-6 acceptance-7 images crds clean distclean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -71,6 +71,9 @@ acceptance-5: setup ## The hardened engine's acceptance runs: more than an hour
 
 acceptance-6: setup ## The GPU engine's acceptance runs that need no GPU; TRACE=FILE: conversations in Mooncake's format
 	@$(BIN)/python -m tests.acceptance.issue_6 $(if $(TRACE),--trace $(TRACE))
+
+acceptance-7: setup ## The fleet's acceptance runs: hours on a quiet machine; FORM=--short: a minute
+	@$(BIN)/python -m tests.acceptance.issue_7 $(FORM)
 
 images: setup ## Build the OCI images
 	@$(BIN)/python -m images.build

@@ -102,7 +102,7 @@ def _oracle(value: float, setting: Setting) -> Policy:
 
 
 ENTRIES: Final[dict[str, Entry]] = {
-    OURS: Entry("target KV utilisation, %", 80, (45, 55, 65, 72, 88, 94, 98), octavo_policy),
+    OURS: Entry("target KV utilisation, %", 80, (45, 55, 65, 72, 88, 94, 100), octavo_policy),
     "knative-kpa": Entry(
         "concurrency a pod",
         100,
@@ -155,7 +155,7 @@ ENTRIES: Final[dict[str, Entry]] = {
         "KV load to grow at",
         1.0,
         (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        lambda value, setting: Dynamo(PlannerConfig(up=value, down=0.6 * value), setting.bounds),
+        lambda value, setting: Dynamo(_planner(value, setting), setting.bounds),
     ),
     "keda-slo": Entry(
         "saturation to grow at",
@@ -169,7 +169,7 @@ ENTRIES: Final[dict[str, Entry]] = {
     ORACLE: Entry(
         "utilisation, % (+1000 a smoothing)",
         80,
-        tuple(1000 * s + u for s in range(len(_ORACLE_SMOOTHING)) for u in (50, 60, 70, 80, 90, 100, 115, 130, 150)),
+        tuple(1000 * s + u for s in range(len(_ORACLE_SMOOTHING)) for u in (50, 65, 80, 100, 120, 150)),
         _oracle,
         reactive=False,
     ),
@@ -184,7 +184,13 @@ def _tokens(up: float, setting: Setting) -> TokenConfig:
         down=default.down * up / default.up,
         max_batched_tokens=pod.max_num_batched_tokens,
         max_sequences=pod.max_num_seqs,
+        block_size=pod.block_size,
     )
+
+
+def _planner(up: float, setting: Setting) -> PlannerConfig:
+    default = PlannerConfig()
+    return replace(default, up=up, down=default.down * up / default.up, block_size=setting.calibration.block_size)
 
 
 def reactive() -> list[str]:
