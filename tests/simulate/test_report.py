@@ -77,27 +77,34 @@ def test_bad_input_gets_a_sentence(arguments, sentence):
     assert sentence in ran.output
 
 
-def report(path, prompt: int, decode: float, prefill: float) -> None:
+def report(path, prompt: int, step: float, rate: float, prefill: int = 512) -> None:
+    """What `octavo bench latency --json` writes of an engine whose steps take `step` seconds and 1 / `rate` a token."""
     figures = {
         "prompt": prompt,
         "output": 100,
-        "decode_rate": {"median": decode},
-        "prefill_rate": {"median": prefill},
+        "prefill_tokens": prefill,
+        "decode_rate": {"median": 1 / (step + 1 / rate)},
+        "prefill_rate": {"median": prefill / (step + prefill / rate)},
     }
-    path.write_text(json.dumps({"figures": figures}))
+    path.write_text(json.dumps({"figures": {"latency": figures, "perplexity": None}}))
 
 
 def test_a_pod_is_calibrated_from_bench_reports(tmp_path):
+    one = tmp_path / "one.json"
+    report(one, 1000, 0.015, 4000.0)
+    found = from_bench([one], Calibration())
+    assert found.step_seconds == pytest.approx(0.015)
+    assert found.prefill_tokens_per_second == pytest.approx(4000.0)
+    assert found.context_token_seconds == 0.0
+
+
+def test_two_prompt_lengths_give_the_time_of_the_context(tmp_path):
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    # 10 ms a step and 1 us a token of context, 5,000 tokens/s of prefill.
     for path, prompt in ((one, 1000), (two, 8000)):
-        report(path, prompt, 1 / (0.010 + 1e-6 * (prompt + 50) + 1 / 5000), 5000.0)
+        report(path, prompt, 0.010 + 1e-6 * (prompt + 50), 5000.0)
     found = from_bench([one, two], Calibration())
     assert found.step_seconds == pytest.approx(0.010)
     assert found.context_token_seconds == pytest.approx(1e-6)
-    assert found.prefill_tokens_per_second == 5000.0
-    alone = from_bench([one], Calibration())
-    assert (alone.context_token_seconds, alone.step_seconds) == (0.0, pytest.approx(0.01105))
 
 
 def test_a_pod_is_calibrated_from_a_scripted_model():

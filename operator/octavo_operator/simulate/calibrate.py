@@ -84,7 +84,7 @@ def from_bench(paths: Sequence[Path], base: Calibration) -> Calibration:
     The prefill rate is the median over the reports. One report gives the step time; reports of different prompt
     lengths also give the time per token of context, by least squares. Raises ValueError for what is no such report.
     """
-    points = [_point(path) for path in paths]
+    points = [_point(path, base.max_num_batched_tokens) for path in paths]
     rates = sorted(rate for _, _, rate in points)
     rate = rates[len(rates) // 2]
     # A decode step of one stream computes one token; what is left is the step and what it reads.
@@ -108,13 +108,21 @@ def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     return max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread)
 
 
-def _point(path: Path) -> tuple[float, float, float]:
-    """Return (context in tokens, seconds a decode step, prefill tokens a second) of one report."""
+def _point(path: Path, step_tokens: int) -> tuple[float, float, float]:
+    """Return (context in tokens, seconds a decode step, prefill tokens a second) of one report.
+
+    A prefill takes its steps beside its tokens: what a decode step takes without any is taken off, once for each
+    `step_tokens` of it.
+    """
     try:
-        report = json.loads(path.read_text())
-        figures: Mapping[str, Any] = report["figures"]
+        figures: Mapping[str, Any] = json.loads(path.read_text())["figures"]["latency"]
         context = float(figures["prompt"]) + float(figures["output"]) / 2
-        return context, 1 / float(figures["decode_rate"]["median"]), float(figures["prefill_rate"]["median"])
+        step, tokens = 1 / float(figures["decode_rate"]["median"]), int(figures["prefill_tokens"])
+        whole = tokens / float(figures["prefill_rate"]["median"])
+        steps = -(-tokens // step_tokens)
+        left = whole - steps * step
+        # A prefill that takes no longer than its steps' overhead says nothing but that it is quick.
+        return context, step, (tokens - steps) / left if left > 0 and tokens > steps else tokens / whole
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
