@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_operator.autoscale import Policy
+from octavo_operator.simulate.baselines.ours import Octavo
 from octavo_operator.simulate.calibrate import Calibration
 from octavo_operator.simulate.faults import Faults, Span
 from octavo_operator.simulate.fleet import FleetSettings, simulate
@@ -174,6 +176,14 @@ def test_a_restart_replaces_the_policy():
     policy = Script((0.0, 1))
     simulate(WORK, policy, replace(QUICK, faults=Faults(restarts=(100.0,))))
     assert policy.restarts == 1
+
+
+def test_our_changes_carry_the_branch_of_their_record():
+    policy = Octavo(Policy(min_replicas=1, max_replicas=6))
+    result = simulate(steady(7, seconds=300.0, rate=6.0), policy, QUICK)
+    assert result.changes
+    assert {change.branch for change in result.changes} <= {"Demand", "Latency"}
+    assert result.changes[0][1:3] == (1, result.changes[0].after)
 
 
 def test_more_pods_serve_more_within_the_objective():

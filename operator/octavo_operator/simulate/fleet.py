@@ -19,6 +19,7 @@ from octavo_operator.autoscale import PERIOD_SECONDS, Queue, actuate
 from octavo_operator.autoscale import PodSample as ActuatorSample
 from octavo_operator.autoscale.types import PodState
 
+from .baselines.ours import Octavo
 from .calibrate import Calibration
 from .deployment import Deployment
 from .faults import Faults
@@ -205,7 +206,8 @@ class Fleet:
     def _decide(self) -> None:
         wanted = self._policy.desired(self._sample())
         if wanted.replicas != self._wanted:
-            self._changes.append(Change(self._env.now, self._wanted, wanted.replicas, wanted.reason))
+            branch = self._policy.last.branch if isinstance(self._policy, Octavo) and self._policy.last else ""
+            self._changes.append(Change(self._env.now, self._wanted, wanted.replicas, wanted.reason, branch))
         self._wanted = wanted.replicas
         self._act()
 

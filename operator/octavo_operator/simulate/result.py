@@ -25,12 +25,13 @@ class Count(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The policy changed its mind at `at` seconds."""
+    """The policy changed its mind at `at` seconds. `branch`: of the decision record, of ours alone."""
 
     at: float
     before: int
     after: int
     reason: str
+    branch: str = ""
 
 
 class Objective(NamedTuple):
