@@ -65,8 +65,9 @@ def _run(model: GpuModel, sizes: RunnerSizes) -> None:
     step = _largest(sizes)
     computed = computer.forward(step)
     logits = computer.logits(computed, step, 0, min(sizes.max_num_seqs, len(step.logit_tokens)))
-    # Sampling works on a copy where log-probabilities are told.
-    logits.clone()
+    # What sampling may come to hold beside them: a copy where log-probabilities are told, and what penalties count.
+    held = [logits.clone(), torch.empty((sizes.max_num_seqs, model.vocab_size), dtype=torch.int32, device=model.device)]
+    held.clear()
 
 
 def _largest(sizes: RunnerSizes) -> Assembled:
