@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from octavo_operator.simulate.calibrate import Calibration
-from octavo_operator.simulate.catalogue import ORACLE, OURS, reactive
+from octavo_operator.simulate.catalogue import ENTRIES, FIXED, ORACLE, OURS, reactive
 from octavo_operator.simulate.cell import Cell, Point
-from octavo_operator.simulate.curve import Comparison, Mark, cost_at, dominated
+from octavo_operator.simulate.curve import Comparison, Mark, cost_at, dominated, frontier
 from octavo_operator.simulate.report import comparisons, curve_picture, curves, name_of
 from octavo_operator.simulate.result import Objective
 from octavo_operator.simulate.sweep import Job, Spread, jobs_of, run_all, spreads
@@ -84,7 +84,7 @@ class Judged(NamedTuple):
 
 def run_cell(cell: Cell, seeds: int, short: bool, workers: int, tell: Tell, out: Path | None) -> Judged:
     """Make a cell's runs and judge them; `out` gets its picture."""
-    policies = [OURS, *reactive(), ORACLE]
+    policies = [OURS, *reactive(), FIXED, ORACLE]
     wanted = list(range(seeds if cell.seeded else 1))
     jobs = jobs_of(cell, policies, wanted, sweep=True)
     if short:
@@ -102,8 +102,6 @@ def run_cell(cell: Cell, seeds: int, short: bool, workers: int, tell: Tell, out:
 
 def _thinned(jobs: Sequence[Job]) -> list[Job]:
     """Keep each policy's default and every third value."""
-    from octavo_operator.simulate.catalogue import ENTRIES
-
     kept = []
     for policy in dict.fromkeys(job.policy for job in jobs):
         of_policy = [job for job in jobs if job.policy == policy]
@@ -113,9 +111,10 @@ def _thinned(jobs: Sequence[Job]) -> list[Job]:
 
 
 def judge(cell: Cell, found: Sequence[Spread]) -> Judged:
-    """Return what a cell's runs say."""
-    from octavo_operator.simulate.catalogue import ENTRIES
+    """Return what a cell's runs say.
 
+    The bound is the cheapest schedule of who knows the trace: the oracle's, or a count that never changes.
+    """
     defaults = {
         spread.median.policy: spread for spread in found if spread.median.value == ENTRIES[spread.median.policy].default
     }
@@ -125,12 +124,12 @@ def judge(cell: Cell, found: Sequence[Spread]) -> Judged:
     return Judged(
         cell,
         ours,
-        cost_at(by_policy[ORACLE], mark.attainment),
-        [comparison for comparison in comparisons(found) if comparison.policy != ORACLE],
+        cost_at(frontier([*by_policy[ORACLE], *by_policy.get(FIXED, ())]), mark.attainment),
+        [comparison for comparison in comparisons(found) if comparison.policy in reactive()],
         [
             policy
             for policy, spread in defaults.items()
-            if policy not in (OURS, ORACLE) and dominated(mark, Mark(spread.median.attainment, spread.median.gpu_hours))
+            if policy in reactive() and dominated(mark, Mark(spread.median.attainment, spread.median.gpu_hours))
         ],
         int(max(spread.median.cut for spread in found if spread.median.policy == OURS)),
     )

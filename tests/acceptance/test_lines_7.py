@@ -27,7 +27,8 @@ def test_ours_is_judged_at_equal_attainment():
             spread("octavo", 100, 0.90, 4.0),
             spread("hpa-kv", 0.80, 0.95, 4.0),
             spread("hpa-kv", 0.55, 0.995, 6.0),
-            spread("fixed", 4, 0.99, 4.9),
+            spread("kubeai", 100, 0.99, 4.9),
+            spread("fixed", 4, 0.99, 4.5),
             spread("oracle", 80, 0.99, 4.0),
         ],
     )
@@ -35,7 +36,7 @@ def test_ours_is_judged_at_equal_attainment():
     against = {comparison.policy: comparison for comparison in judged.compared}
     assert against["hpa-kv"].ratios[0.90] == pytest.approx(1.0)
     assert math.isinf(against["hpa-kv"].ratios[0.995])
-    assert judged.dominated_by == ["fixed"]
+    assert judged.dominated_by == ["kubeai"]
     assert any("inf at 99.5%" in loss for loss in judged.losses())
 
 
