@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from octavo_operator.gateway.fleet import Fleet
 from octavo_operator.gateway.types import Endpoint, Outcome, Policy, Sample, Wanted
@@ -308,13 +308,3 @@ def one_cache(scenario: Scenario, arrivals: Iterable[Arrival]) -> int:
         while len(cache) > pods * BLOCKS:
             cache.popitem(last=False)
     return hits
-
-
-def as_row(result: Result, best: int) -> dict[str, Any]:
-    """Return a result as the figures that are judged: hits over those of one cache, and the spread."""
-    return {
-        "hits_of_one_cache": round(result.hit_tokens / best, 3),
-        "hit_percent": round(100 * result.hit_tokens / max(1, result.prompt_tokens), 2),
-        "spread_p99": round(result.spread_p99(), 3),
-        "seconds_judged": round(sum(seconds for _, seconds in result.spreads)),
-    }

@@ -5,7 +5,7 @@ another costs a little; a request above the bounds costs a lot, but not infinite
 worth more than an even spread, one of 2,000 is not. Two bounds hold the spread: what an endpoint has now against the
 mean now, and what it will soon have against the mean soon (a mean that falls leaves a full endpoint above it).
 
-Prefixes rather than hashes, because hashing alone sends the conversations where chance wants them (3.5 times the mean
+Prefixes rather than hashes, because hashing alone sends the conversations where chance wants them (3 times the mean
 on the Mooncake trace); bounds rather than scores alone, because a popular prefix outweighs every score (faults.md,
 B58).
 """
@@ -13,7 +13,6 @@ B58).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from .policies import blended_load, tie
 from .prefix import CHUNK_TOKENS, PrefixIndex
@@ -37,8 +36,8 @@ class Weights:
     """The same for the requests of all endpoints together."""
     request_tokens: int = 512
     """Price of a request more than another endpoint has."""
-    over_tokens: int = 32_768
-    """Price of each request above `bound`."""
+    over_tokens: int = 65_536
+    """Price of each request above `bound`, and of a part of one that part."""
     crowd_tokens: int = 16_384
     """Price of each request above `soon_bound`."""
 
@@ -89,7 +88,7 @@ class _Price:
 
     def __call__(self, candidate: Candidate) -> float:
         weights = self._weights
-        over = max(0, ceil(candidate.load + 1 - self._most))
+        over = max(0.0, candidate.load + 1 - self._most)
         crowd = max(0.0, candidate.soon + 1 - self._most_soon)
         return (
             blended_load(candidate) * weights.request_tokens + over * weights.over_tokens + crowd * weights.crowd_tokens
