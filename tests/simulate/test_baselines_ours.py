@@ -26,7 +26,7 @@ def test_it_decides_as_the_operators_state_does() -> None:
         sample = steady(at, kv, 2, running=1 + step % 3)
         active = round(kv * BLOCKS)
         scraped = {
-            pod.pod.uid: Scraped(pod.pod.uid, at, KVBlocks(active, 0, BLOCKS - active), Queue(1 + step % 3, 0, 0, 0))
+            pod.pod.uid: Scraped(pod.pod.uid, at, KVBlocks(active, 0, BLOCKS - active), Queue(1 + step % 3, 0, 0, 0), 0)
             for pod in sample.pods
         }
         decision = state.advance(POLICY, [pod.pod for pod in sample.pods], scraped, Held(), at)

@@ -25,8 +25,6 @@ from .types import Branch, Decision, Estimate, History, Inputs, Limit
 
 ARRIVAL_WINDOW_SECONDS: Final = 60.0
 """A new pod helps requests that are yet to come. If none came for this long, full pods are merely well used."""
-STEP_WAIT_MILLIS: Final = 1000
-"""A request that waits less than this waits for the next step, not for room."""
 BURST_MILLIS: Final = 10_000
 """A queue younger than a scrape period may be gone at the next one."""
 MAX_GAP_SECONDS: Final = 30.0
@@ -125,6 +123,9 @@ def _grow(case: _Case) -> Decision | None:
     wants = [want for rule in (_want_latency, _want_demand, _want_wake) if (want := rule(case)) is not None]
     if not wants:
         return None
+    if _flow_not_seen(case):
+        message = "Requests wait; how fast they come and go takes three scrapes to see."
+        return case.hold("Restart", "FlowNotSeen", message, "Window")
     need, branch, reason, message = max(wants, key=lambda want: want[0])
     wanted = _with_lost(case, need)
     estimate, policy, current = case.estimate, case.policy, case.current
@@ -147,6 +148,13 @@ def _grow(case: _Case) -> Decision | None:
     if limit != "None":
         message += f" {to} is as far as {'maxReplicas' if limit == 'Max' else 'scaleUp'} allows now."
     return case.change(to, branch, reason, message, limit)
+
+
+def _flow_not_seen(case: _Case) -> bool:
+    """Return whether a young process meets a queue of which it cannot know yet what it means: its length is no need."""
+    estimate = case.estimate
+    young = case.now - case.history.started_at < MAX_GAP_SECONDS
+    return young and estimate.ready_pods > 0 and estimate.queue_stands and estimate.pressing_requests is None
 
 
 Want = tuple[int, Branch, str, str]
@@ -174,6 +182,8 @@ def _want_latency(case: _Case) -> Want | None:
         return None
     running_each = estimate.running_requests // estimate.queue_pods
     requests = running_each * estimate.ready_pods + estimate.waiting_requests
+    if estimate.pressing_requests is not None:
+        requests = min(requests, max(running_each * estimate.ready_pods, estimate.pressing_requests))
     need = -(-requests // max(1, running_each + target))
     message = (
         f"{_count(estimate.waiting_requests, 'request')} wait, more than {target} for each of "
@@ -322,7 +332,7 @@ def _period_used(case: _Case) -> Decision:
 
 def _agrees(case: _Case, point: Estimate, replicas: int) -> bool:
     """Return whether `replicas` (at least one) carry a moment's demand with room to spare and nobody waits."""
-    if point.held_requests or (point.queued_requests and point.oldest_queue_millis >= STEP_WAIT_MILLIS):
+    if point.queue_stands:
         return False
     down, up = case.policy.scale_down.utilization_percent, case.policy.target_utilization_percent
     capacity = case.estimate.blocks_per_pod * max(replicas, 1)
