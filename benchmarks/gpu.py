@@ -142,6 +142,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.tiny and options.device != "cpu":
         parser.error("--tiny is for --device cpu: its figures mean nothing")
+    for name, least in (("seconds", 0.0), ("tune_seconds", 1.0)):
+        if not getattr(options, name) > least:
+            parser.error(f"--{name.replace('_', '-')} is more than {least:g}, not {getattr(options, name):g}")
+    for name in ("json", "table"):
+        # Found out now, not after the eight minutes whose figures would be lost.
+        path = getattr(options, name)
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            parser.error(f"--{name} {path} cannot be written: name a file in a folder that is there")
     return options
 
 

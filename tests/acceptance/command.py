@@ -29,6 +29,8 @@ def run_lines(
     for line in lines or ():
         if line not in known:
             raise typer.BadParameter(f"there is no line {line} here: choose from {', '.join(map(str, known))}")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.parent}: make it first")
     console, found = Console(stderr=True), list[Figure]()
     for line in lines or known:
         console.rule(f"line {line}{note and ', '}{note}: {known[line].__doc__}")

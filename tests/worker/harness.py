@@ -200,7 +200,7 @@ def engine(executable, num_blocks, *, depth=1, drafts=None, tokens=None, places=
     # What ends the loop reaches a client that waits for an answer.
     running.add_done_callback(lambda ended: pipes.up.put(ended.exception()))
     client = Client(pipes)
-    client.scheduler, client.runner = scheduler, runner
+    client.scheduler, client.runner, client.loop = scheduler, runner, loop
     try:
         yield client
     finally:

@@ -137,3 +137,17 @@ def test_whoever_asks_is_told_why_and_not_where_to_look(error, sentence, tmp_pat
     assert str(tmp_path) in opened.error
     assert "log" not in opened.error.removeprefix(f"The adapter in {tmp_path}")
     table.close()
+
+
+def test_an_adapter_without_room_harms_nobody(executable, tmp_path):
+    with harness.engine(executable, 40) as client:
+        (first,) = texts(client, (1, -1))
+
+        def full(slot, adapter):
+            raise MemoryError("The GPU has no room for it: unload others.")
+
+        executable.set_adapter, set_adapter = full, executable.set_adapter
+        assert client.load(0, write(tmp_path, 0)) == AdapterFailed(0, "The GPU has no room for it: unload others.")
+        executable.set_adapter = set_adapter
+        assert isinstance(client.load(0, write(tmp_path, 0)), AdapterLoaded)
+        assert texts(client, (2, -1)) == [first]

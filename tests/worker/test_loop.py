@@ -105,6 +105,22 @@ def test_a_long_step_does_not_stop_the_ticks():
         assert abs(client.snapshot.time - time.time()) < 1
 
 
+def test_handing_over_a_plan_may_take_long_and_does_not_stop_the_ticks():
+    with engine() as client:
+        executor = client.loop._executor
+        submit = executor.submit
+
+        def slow(plan):
+            time.sleep(1.5)
+            return submit(plan)
+
+        executor.submit = slow
+        before = client.steps
+        client.submit(1, prompt_of(1), max_tokens=1)
+        client.wait_finished((1, 0))
+        assert client.steps - before >= 3
+
+
 def test_a_message_wakes_an_idle_engine_at_once():
     waits = []
     with engine() as client:

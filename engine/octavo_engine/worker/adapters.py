@@ -55,6 +55,10 @@ class AdapterTable:
             found.append(opened)
         return found
 
+    def refuse(self, slot: int) -> None:
+        """Forget an adapter that was opened and for which there is no room."""
+        del self._digests[slot], self._sequences[slot]
+
     def digest(self, slot: int) -> str:
         """Return the digest of a slot's adapter, "" for no adapter. Raises ValueError if it is not loaded."""
         if slot == NO_ADAPTER:

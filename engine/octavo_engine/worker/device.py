@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +43,11 @@ def _refusal() -> str:
             return (
                 f"--device cuda needs {module}, which is not installed: pip install octavo[gpu], or use --device cpu."
             )
+    if not any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang"))):
+        return (
+            "--device cuda needs a C compiler, with which Triton builds what starts its kernels: install gcc (Debian: "
+            "apt-get install gcc), or use --device cpu."
+        )
     import torch
 
     from octavo_kernels.triton.targets import target_of_device

@@ -119,7 +119,7 @@ class EngineLoop:
             self._take_grammars()
             self._take_adapters()
             while len(self._in_flight) < self._depth and (plan := self._scheduler.schedule()) is not None:
-                self._in_flight.append((plan, self._executor.submit(plan)))
+                self._in_flight.append((plan, self._submit_plan(plan)))
             # Told only now: where the executor has a thread, it computes while the last outputs are written.
             if self._news or self._outbox.until_tick() <= 0:
                 self._send()
@@ -203,7 +203,13 @@ class EngineLoop:
             if opened.adapter is None:
                 self._outbox.send(AdapterFailed(opened.slot, opened.error))
                 continue
-            self._executor.set_adapter(opened.slot, opened.adapter)
+            try:
+                self._executor.set_adapter(opened.slot, opened.adapter)
+            except MemoryError as error:
+                logger.warning("An adapter is not loaded: %s", error)
+                self._adapters.refuse(opened.slot)
+                self._outbox.send(AdapterFailed(opened.slot, str(error)))
+                continue
             self._outbox.send(AdapterLoaded(opened.slot, opened.adapter.digest))
 
     def _let_go(self, slot: int) -> None:
@@ -233,6 +239,14 @@ class EngineLoop:
                 self._emit([event])
 
     # --- steps --------------------------------------------------------------------------------------------------
+    def _submit_plan(self, plan: StepPlan) -> Pending[Executed]:
+        """Hand a plan over, in the guardian's care: an executor may do much of the work at once."""
+        self._guardian.watch(plan)
+        try:
+            return self._executor.submit(plan)
+        finally:
+            self._guardian.rest()
+
     def _finish_oldest(self) -> None:
         plan, pending = self._in_flight[0]
         try:

@@ -38,6 +38,14 @@ def prepare_executor(
         return make(model, config, scheduler, places)
     except MemoryError as error:
         raise StartError("The host tier could not be allocated: ask for less with --kv-offload-memory.") from error
+    except RuntimeError as error:
+        # What torch raises where a device has no room left; everything else is no matter of sizes.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise StartError(
+            "The GPU has no room for what steps need beside the KV cache: ask for less with --kv-cache-memory or "
+            "--max-num-seqs, or take --enforce-eager."
+        ) from error
 
 
 def _prepare_cpu(
@@ -86,7 +94,7 @@ def make_gpu_runner(model: LoadedModel, config: EngineConfig, sizes: RunnerSizes
     gpu = model.gpu
     assert gpu is not None
     captures = gpu.device.type == "cuda" and not config.enforce_eager
-    return GpuRunner(
+    runner = GpuRunner(
         gpu,
         sizes,
         invariant=config.batch_invariant,
@@ -95,3 +103,6 @@ def make_gpu_runner(model: LoadedModel, config: EngineConfig, sizes: RunnerSizes
         pooling=model.pooling.kind,
         host=GpuHostStore(gpu.layout, places) if any(places) else None,
     )
+    if gpu.device.type == "cuda":
+        runner.warm_up()
+    return runner

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo_kernels.triton.launch import launch
 from octavo_kernels.triton.tile import accumulate, finish, half_of, nibble, precision, step_inputs
-from octavo_kernels.triton.weights import Weight
+from octavo_kernels.triton.weights import DENSE_TYPES, Weight
 
 
 class LinearTuning(NamedTuple):
@@ -132,6 +132,9 @@ def _checked(x: Tensor, weight: Weight, out: Tensor | None, bias: Tensor | None)
         raise ValueError(f"x must be [T, {weight.columns}] with contiguous features, not {tuple(x.shape)}.")
     if bias is not None and (bias.shape != (weight.rows,) or not bias.is_contiguous()):
         raise ValueError(f"The bias must be a contiguous [{weight.rows}], not {tuple(bias.shape)}.")
+    for what, tensor in (("x", x), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in DENSE_TYPES:
+            raise ValueError(f"{what} must be float32, bfloat16 or float16, not {tensor.dtype}; convert it first.")
     if out is None:
         return x.new_empty((x.shape[0], weight.rows))
     if out.shape != (x.shape[0], weight.rows) or (x.shape[0] and out.stride(1) != 1):

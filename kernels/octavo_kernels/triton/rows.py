@@ -179,6 +179,8 @@ def embed(
     table: [N, d], rows `first_row` on of the vocabulary: with the vocabulary split over ranks, their sum is the
     embedding. tokens: int32 or int64 [T].
     """
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"Rows are taken by int32 or int64, not {tokens.dtype}: convert the indices first.")
     if tokens.ndim != 1 or out.shape != (tokens.shape[0], table.shape[1]):
         raise ValueError(f"The output must be [{tokens.shape[0]}, {table.shape[1]}], a row for every token.")
     _require_rows(table=table, out=out)
@@ -215,8 +217,8 @@ def _norm(
     width = x.shape[-1]
     if any(each.shape != x.shape for each in (out, residual) if each is not None):
         raise ValueError(f"Input, output and residual must have one shape, {tuple(x.shape)}.")
-    if any(each.shape != (width,) for each in (weight, next_weight) if each is not None):
-        raise ValueError(f"A norm's weight must be [{width}], one for every feature.")
+    if any(each.shape != (width,) or not each.is_contiguous() for each in (weight, next_weight) if each is not None):
+        raise ValueError(f"A norm's weight must be [{width}], contiguous, one for every feature.")
     _require_rows(x=x, out=out, residual=residual)
     launch(
         _rms_norm, (x.shape[0],), x, weight, residual, next_weight, out,

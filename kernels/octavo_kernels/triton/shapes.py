@@ -100,7 +100,7 @@ def _attention_kinds(size: int, heads: int | str) -> list[tuple[int, torch.dtype
     """Return group size, types of queries and cache, window and cap on scores, for a cache of `size` bytes a value."""
     bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
     if size == 4:
-        return [(4, fp32, fp32, 0, 0.0)] if heads == 16 else []
+        return [(4 if heads == 16 else 32, fp32, fp32, 0, 0.0)]
     if heads == 32:
         return [(32, bf16, bf16 if size == 2 else fp8, 0, 0.0)]
     if size == 1:
@@ -145,7 +145,7 @@ def _linear(entry: Entry) -> Iterator[Case]:
         call = partial(linear.linear, x, out=out, tuning=tuning)
         yield Case(label, partial(call, weight(kind, 4096, 4096, dtype)))
         if tuning.split_k == 1 and dtype == dtypes[0]:
-            bias = empty(4096, dtype=dtype)
+            bias = empty(4096, dtype=torch.float32)
             yield Case(f"{label} bias", partial(call, weight(kind, 4096, 4096, dtype), bias=bias))
             uneven = partial(linear.linear, empty(TOKENS, 576, dtype=dtype), tuning=tuning)
             yield Case(f"{label} uneven", partial(uneven, weight(kind, 1536, 576, dtype)))
@@ -241,16 +241,14 @@ def _sample(vocabulary: int, tuning: sampling.SamplingTuning, status: Tensor | N
 
 
 def _adjust() -> Iterator[Case]:
-    """Return what changes logits, with all of it at hand and with none, and the counts for penalties."""
+    """Return what changes logits, with all of it at hand as the runner has it, and the counts for penalties."""
     capacity = adjust.AdjustCapacity(8, 64, 64, 64)
     settings = adjust.adjust_rows_in(empty(adjust.adjust_buffer_words(capacity), dtype=torch.int32), capacity)
-    for vocabulary in VOCABULARIES[:2]:
+    for vocabulary in VOCABULARIES:
         logits, status = empty(8, vocabulary, dtype=torch.float32), empty(8, dtype=torch.int32)
         counts = empty(8, vocabulary, dtype=torch.int32)
         masks = empty(8, vocabulary // 32, dtype=torch.int32)
         call = partial(adjust.adjust, logits, settings, status)
-        yield Case(f"vocabulary {vocabulary} bias", call)
-        yield Case(f"vocabulary {vocabulary} grammar", partial(call, grammar_masks=masks))
         everything = partial(call, counts=counts, allowed_masks=masks, grammar_masks=masks)
         yield Case(f"vocabulary {vocabulary} everything", everything)
         tokens = empty(TOKENS, dtype=torch.int32)

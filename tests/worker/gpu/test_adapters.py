@@ -136,3 +136,18 @@ def test_banks_of_different_ranks_may_be_tuned_differently(folders):
     ranks = {bank.rank for bank in model.bank.layers[0]}
     assert max(ranks) > 32 >= min(ranks)
     assert run(driver, [0], 2) == [alone(folders["large"], prompt_of(1, 12), 2)]
+
+
+def test_an_adapter_without_room_is_refused_and_the_others_stay(folders, monkeypatch):
+    model = build_gpu(tiny_folder())
+    bank = model.bank
+    bank.set(0, bank.open(folders["small"]))
+    before = (bank.slots, list(bank.layers))
+
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("octavo_engine.worker.gpu.adapters.make_bank", full)
+    with pytest.raises(MemoryError, match=r"^The GPU has no room for the adapter in .*unload others, or start with"):
+        bank.set(5, bank.open(folders["large"]))
+    assert (bank.slots, list(bank.layers)) == before

@@ -24,7 +24,6 @@ from tests.worker.gpu.building import build_gpu
         ("auto", "auto", "auto", "BF16", ("bfloat16", "dense", "bfloat16")),
         ("auto", "auto", "auto", "F32", ("bfloat16", "dense", "bfloat16")),
         ("float16", "auto", "auto", "F16", ("float16", "dense", "float16")),
-        ("float32", "auto", "bfloat16", "F16", ("float32", "dense", "bfloat16")),
         ("auto", "auto", "auto", "Q8_0", ("bfloat16", "", "bfloat16")),
         ("float16", "auto", "fp8", "Q4_K", ("float16", "", "fp8")),
         ("float32", "auto", "auto", "Q8_0", ("float32", "dense", "float32")),
@@ -50,6 +49,14 @@ def test_what_is_not_served_is_refused_with_the_remedy(quantization, cache, sent
     with pytest.raises(UnsupportedModelError, match=sentence):
         choose_gpu_precision("auto", quantization, cache, "BF16", fp8_refusal(SM_80) or "")
     assert fp8_refusal(SM_90) is None
+
+
+@pytest.mark.parametrize("cache", ["bfloat16", "float16", "fp8"])
+def test_the_exact_mode_keeps_its_cache_exact(cache):
+    with pytest.raises(
+        UnsupportedModelError, match=f"^--dtype float32 is the exact mode, which --kv-cache-dtype {cache}"
+    ):
+        choose_gpu_precision("float32", "auto", cache, "BF16")
 
 
 @pytest.mark.parametrize(

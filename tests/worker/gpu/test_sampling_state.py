@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.worker.gpu.both import VOCAB, gpu, prompt_of, require_same
+from tests.worker.driver import Driver
+from tests.worker.gpu.both import VOCAB, cpu, gpu, prompt_of, require_same
 
 PENALISED = {"temperature": 1.5, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
 
@@ -59,11 +60,19 @@ def test_counts_are_rebuilt_when_a_sequence_is_admitted_again():
     require_same(scenario)
 
 
-def test_a_service_without_penalties_holds_no_counts():
-    from tests.worker.driver import Driver
-
+def test_a_service_without_penalties_holds_one_row_of_counts():
     driver = Driver(gpu())
     driver.generate(driver.live(prompt_of(1, 5), temperature=0.0), 1)
     sampler = driver.runner._sampler
-    assert sampler._counts is None
-    assert sampler._allowed is None
+    assert sampler._counts.shape == (1, VOCAB)
+    assert len(sampler._allowed) == 1
+
+
+def test_warming_up_leaves_no_trace():
+    """Whatever it computes is nobody's: the next sequence's counts and tokens are its own."""
+    driver = Driver(gpu())
+    driver.runner.warm_up()
+    live = driver.live(prompt_of(1), temperature=0.0, frequency_penalty=0.5)
+    expected = Driver(cpu())
+    other = expected.live(prompt_of(1), temperature=0.0, frequency_penalty=0.5)
+    assert driver.generate(live, 4) == expected.generate(other, 4)

@@ -77,40 +77,55 @@ class AdapterBank:
         return GpuAdapter(adapter.digest, folder, layers)
 
     def set(self, slot: int, adapter: GpuAdapter | None) -> None:
-        """Make `slot` mean an adapter, or nothing, for the steps queued from now on."""
+        """Make `slot` mean an adapter, or nothing, for the steps queued from now on.
+
+        Raises MemoryError, with a sentence, if the device has no room for it: everything is as it was then.
+        """
         if adapter is None:
             self._adapters.pop(slot, None)
             return
-        self._adapters[slot] = adapter
-        if slot >= self.slots:
-            # Doubled, so that many adapters are not copied for each of them.
-            self.slots = max(slot + 1, 2 * self.slots)
+        # Doubled, so that many adapters are not copied for each of them.
+        slots = self.slots if slot < self.slots else max(slot + 1, 2 * self.slots)
+        adapters = self._adapters | {slot: adapter}
+        try:
+            layers = [self._with_room(index, slots, adapter, adapters) for index in range(len(self.layers))]
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"The GPU has no room for the adapter in {adapter.folder}: unload others, or start with a smaller "
+                "--kv-cache-memory."
+            ) from error
+        self._adapters, self.slots, self.layers = adapters, slots, layers
         for index in range(len(self.layers)):
             self._load(index, slot, adapter)
 
-    def _load(self, index: int, slot: int, adapter: GpuAdapter) -> None:
+    def _with_room(self, index: int, slots: int, adapter: GpuAdapter, adapters: Mapping[int, GpuAdapter]) -> LayerBanks:
+        """Return a layer's banks with room for all slots and for the adapter's ranks, new ones where there is none."""
         banks = self.layers[index]
         for product in PRODUCTS:
             bank: LoraBank | None = getattr(banks, product)
             factors = adapter.layers[index].get(product)
             rank = max(0 if factors is None else len(factors.a), 0 if bank is None else bank.rank)
-            if not rank:
-                continue
             # All banks have room for the same slots: a step's tokens are grouped once for all of them.
-            if bank is None or bank.slots < self.slots or bank.rank < rank:
-                bank = self._remake(index, product, rank)
-                banks = banks._replace(**{product: bank})
-            elif factors is None:
+            if rank and (bank is None or bank.slots < slots or bank.rank < rank):
+                banks = banks._replace(**{product: self._remade(index, product, slots, rank, adapters)})
+        return banks
+
+    def _load(self, index: int, slot: int, adapter: GpuAdapter) -> None:
+        for product in PRODUCTS:
+            bank: LoraBank | None = getattr(self.layers[index], product)
+            factors = adapter.layers[index].get(product)
+            if bank is None:
+                continue
+            if factors is None:
                 bank.clear(slot)
             else:
                 bank.load(slot, self._to_device(factors.a), self._to_device(factors.b), factors.scale)
-        self.layers[index] = banks
 
-    def _remake(self, index: int, product: str, rank: int) -> LoraBank:
-        """Return a bank with room for all slots and `rank`, with what the others hold."""
+    def _remade(self, index: int, product: str, slots: int, rank: int, adapters: Mapping[int, GpuAdapter]) -> LoraBank:
+        """Return a bank with room for all slots and `rank`, with what the adapters hold."""
         inputs, features = _shape(self._spec, self._spec.layers[index], product)
-        bank = make_bank(self.slots, rank, inputs, features, self._dtype, self._device)
-        for slot, adapter in self._adapters.items():
+        bank = make_bank(slots, rank, inputs, features, self._dtype, self._device)
+        for slot, adapter in adapters.items():
             factors = adapter.layers[index].get(product)
             if factors is not None:
                 bank.load(slot, self._to_device(factors.a), self._to_device(factors.b), factors.scale)

@@ -61,6 +61,11 @@ def choose_gpu_precision(
         raise UnsupportedModelError(
             f"--kv-cache-dtype {kv_cache_dtype} is not served on a GPU: use {', '.join(_CACHE_TYPES)} or auto."
         )
+    if kind == "float32" and kv_cache_dtype not in ("auto", "float32"):
+        raise UnsupportedModelError(
+            f"--dtype float32 is the exact mode, which --kv-cache-dtype {kv_cache_dtype} contradicts: leave one of the "
+            "two out."
+        )
     if quantization == "auto":
         weights = "" if stored not in FLOAT_KINDS and dtype != "float32" else "dense"
     else:

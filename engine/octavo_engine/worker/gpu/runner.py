@@ -133,6 +133,15 @@ class GpuRunner:
         first = torch.zeros(1, dtype=torch.int32, device=self.model.device)
         self.model.logits(computed.x, first).cpu()
 
+    def warm_up(self) -> None:
+        """Compute for nobody what steps are made of, so that no kernel is compiled while somebody waits for it."""
+        self.probe()
+        if self._sampler is not None:
+            self._sampler.warm_up()
+            row = torch.zeros((1, self.model.vocab_size), dtype=torch.float32, device=self.model.device)
+            token = torch.zeros(1, dtype=torch.int32, device=self.model.device)
+            self._scorer.score(row, token, 1, Readback(self.model.device))
+
     # --- a plan's differences -----------------------------------------------------------------------------------
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.released:

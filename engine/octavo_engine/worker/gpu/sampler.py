@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_engine.core.step import Row
-from octavo_engine.sampling.parameters import SamplingParameters
+from octavo_engine.sampling.parameters import SamplingParameters, make_parameters
 from octavo_engine.worker.gpu.grammars import Masks
 from octavo_engine.worker.gpu.staging import to_device
 from octavo_kernels.triton.adjust import (
@@ -67,23 +67,25 @@ class GpuSampler:
         self._words = -(-vocab_size // 32)
         self._space = workspace(max_num_seqs, vocab_size, device, tuning)
         self._max_bias = self._max_held = _FIRST_LISTED
-        self._counts: Tensor | None = None
+        # One row each until somebody needs more: what adjusts logits is one compiled kernel, whatever a step needs.
+        self._counts = torch.zeros((1, vocab_size), dtype=torch.int32, device=device)
         """int32 [slots, vocabulary]: what sequences with penalties have used."""
-        self._allowed: Tensor | None = None
+        self._allowed = torch.zeros((1, self._words), dtype=torch.int32, device=device)
         """int32 [slots, words]: the ids that sequences may use."""
+        self._no_masks = torch.zeros((1, self._words), dtype=torch.int32, device=device)
         self._penalised: set[int] = set()
         self._limited: set[int] = set()
 
     def admit(self, slot: int, parameters: SamplingParameters, tokens: Sequence[int], num_prompt_tokens: int) -> None:
         """Prepare a slot for a sequence with the tokens it has so far."""
         if parameters.penalised:
-            if self._counts is None:
+            if len(self._counts) < self._slots:
                 self._counts = torch.zeros(self._slots, self._vocab_size, dtype=torch.int32, device=self._device)
             known = to_device(np.array(tokens, dtype=np.int32), self._device)
             count_tokens(self._counts, slot, known, num_prompt_tokens)
             self._penalised.add(slot)
         if parameters.allowed.size:
-            if self._allowed is None:
+            if len(self._allowed) < self._slots:
                 self._allowed = torch.zeros(self._slots, self._words, dtype=torch.int32, device=self._device)
             self._allowed[slot].copy_(to_device(_mask(parameters.allowed, self._words), self._device))
             self._limited.add(slot)
@@ -116,10 +118,22 @@ class GpuSampler:
             tuning=self._tuning,
         )
 
+    def warm_up(self) -> None:
+        """Draw for nobody in every way there is: no step compiles a kernel then."""
+        parameters = make_parameters(
+            self._vocab_size, seed=0, top_k=1, top_p=0.5, presence_penalty=1.0, min_tokens=1, held_back_ids=(0,)
+        )
+        out = torch.empty(1, dtype=torch.int32, device=self._device)
+        for generated in (0, 1):
+            logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
+            self.sample(logits, [RowDraw(0, parameters, 1, generated, False)], None, out)
+        count_tokens(self._counts, 0, torch.zeros_like(out), 1)
+        count_sampled(self._counts, torch.full_like(out, -1), out)
+
     def count(self, results: Tensor, rows: Sequence[Row]) -> None:
         """Count the tokens that a step appended, int32 [rows or more]: the next step's penalties look at them."""
         counted = [row.slot if row.slot in self._penalised and not row.discard else -1 for row in rows]
-        if self._counts is not None and max(counted) >= 0:
+        if max(counted) >= 0:
             slots = to_device(np.array(counted, dtype=np.int32), self._device)
             count_sampled(self._counts, slots, results[: len(rows)])
 
@@ -139,7 +153,7 @@ class GpuSampler:
             status,
             counts=self._counts,
             allowed_masks=self._allowed,
-            grammar_masks=None if masks is None else to_device(masks.masks, self._device),
+            grammar_masks=self._no_masks if masks is None else to_device(masks.masks, self._device),
         )
         return status
 
