@@ -123,9 +123,6 @@ def _grow(case: _Case) -> Decision | None:
     wants = [want for rule in (_want_latency, _want_demand, _want_wake) if (want := rule(case)) is not None]
     if not wants:
         return None
-    if _flow_not_seen(case):
-        message = "Requests wait; how fast they come and go takes three scrapes to see."
-        return case.hold("Restart", "FlowNotSeen", message, "Window")
     need, branch, reason, message = max(wants, key=lambda want: want[0])
     wanted = _with_lost(case, need)
     estimate, policy, current = case.estimate, case.policy, case.current
@@ -137,6 +134,9 @@ def _grow(case: _Case) -> Decision | None:
         wanted = allowed
     if wanted <= current:
         return None
+    if _flow_not_seen(case):
+        message += " The operator watches for less than the three scrapes that show how fast requests come and go."
+        return case.hold("Restart", "FlowNotSeen", message, "Window")
     if current >= policy.max_replicas:
         return case.hold(branch, "AtMaximum", f"{message} maxReplicas is {policy.max_replicas}.", "Max")
     base = current - case.moved(policy.scale_up.period_seconds, up=True)
@@ -151,10 +151,10 @@ def _grow(case: _Case) -> Decision | None:
 
 
 def _flow_not_seen(case: _Case) -> bool:
-    """Return whether a young process meets a queue of which it cannot know yet what it means: its length is no need."""
+    """Return whether the process is so young that it cannot tell a backlog from a need: a restart starts no pod."""
     estimate = case.estimate
     young = case.now - case.history.started_at < MAX_GAP_SECONDS
-    return young and estimate.ready_pods > 0 and estimate.queue_stands and estimate.pressing_requests is None
+    return young and estimate.ready_pods > 0 and estimate.pressing_requests is None
 
 
 Want = tuple[int, Branch, str, str]
