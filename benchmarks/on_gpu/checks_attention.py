@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.on_gpu.checks import BOUNDS, Case, difference
+from benchmarks.on_gpu.checks_case import BOUNDS, Case, difference
 from benchmarks.on_gpu.machine import Bench
 from benchmarks.on_gpu.paged import Heads, exact, make, plan
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from benchmarks.on_gpu.checks import Case
+from benchmarks.on_gpu.checks_case import Case
 from benchmarks.on_gpu.machine import Bench
 from benchmarks.on_gpu.serving import Loaded, load, random_jobs, serve
 from benchmarks.on_gpu.shapes import LLAMA_8B, QWEN_30B, Shape

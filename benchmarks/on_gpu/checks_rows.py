@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from benchmarks.on_gpu.checks import BOUNDS, Case, difference, dtypes, values
+from benchmarks.on_gpu.checks_case import BOUNDS, Case, difference, dtypes, values
 from benchmarks.on_gpu.machine import Bench
 
 from octavo_kernels import reference

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from benchmarks.on_gpu.checks import BOUNDS, Case, difference, values
+from benchmarks.on_gpu.checks_case import BOUNDS, Case, difference, values
 from benchmarks.on_gpu.machine import Bench
 from numpy.typing import NDArray
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.on_gpu.checks import difference
+from benchmarks.on_gpu.checks_case import difference
 from benchmarks.on_gpu.machine import Bench, describe
 from benchmarks.on_gpu.report import sentence_of
 from benchmarks.on_gpu.timing import seconds_of
+from benchmarks.on_gpu.tune_class import Class, Runs
+from benchmarks.on_gpu.tune_classes import classes
 from torch import Tensor
 
 from octavo_kernels.triton.configurations import TABLES, Entry, write_table
@@ -26,28 +28,9 @@ SAME = 2e-2
 WORTH = 0.97
 """Of the time so far that a candidate must stay below: less is noise."""
 
-Runs = Sequence[Callable[[], Tensor]]
-"""The same work at several sizes that share a class; each gives its result."""
-
-
-class Class(NamedTuple):
-    """A class of shapes. axes: the values to try of each parameter. build: what to run, with given parameters."""
-
-    kernel: str
-    shape: Mapping[str, int | str]
-    used: Any
-    axes: Mapping[str, Sequence[int]]
-    build: Callable[[Any], Runs]
-
-    def sentence(self) -> str:
-        """Name it."""
-        return f"{self.kernel} {', '.join(f'{name} {value}' for name, value in self.shape.items())}"
-
 
 def run(bench: Bench, seconds: float, table: Path | None) -> int:
     """Measure for `seconds`, write the table, and return the exit status."""
-    from benchmarks.on_gpu.tune_classes import classes
-
     if table is None and bench.tiny:
         print("The interpreter has no table to be tuned: name a file with --table.")
         return 2
@@ -133,15 +116,3 @@ def _merged(before: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
     now = {(entry.kernel, tuple(sorted(entry.shape.items()))) for entry in entries}
     kept = [entry for entry in before if (entry.kernel, tuple(sorted(entry.shape.items()))) not in now]
     return [*kept, *entries]
-
-
-def chain(*parts: Iterator[Class]) -> Iterator[Class]:
-    """Yield one class of each part in turn, so that no kernel is left out where time is short."""
-    waiting = list(parts)
-    while waiting:
-        for part in list(waiting):
-            found = next(part, None)
-            if found is None:
-                waiting.remove(part)
-            else:
-                yield found

@@ -7,12 +7,12 @@ from itertools import product
 from typing import Any
 
 import torch
-from benchmarks.on_gpu.checks import values
+from benchmarks.on_gpu.checks_case import values
 from benchmarks.on_gpu.machine import Bench
 from benchmarks.on_gpu.paged import Heads, make, plan
 from benchmarks.on_gpu.products import LAYER, TINY, copies
 from benchmarks.on_gpu.timing import in_turn, seconds_of
-from benchmarks.on_gpu.tune import Class, Runs, chain
+from benchmarks.on_gpu.tune_class import Class, Runs, chain
 from torch import Tensor
 
 from octavo_kernels.triton.configurations import ANY_ROWS, FewRows

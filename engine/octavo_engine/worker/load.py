@@ -182,7 +182,7 @@ def load_on_gpus(
 
     from octavo_engine.worker.gpu.sharding import Shard
     from octavo_engine.worker.ranks.leader import Ranks
-    from octavo_engine.worker.ranks.share import join
+    from octavo_engine.worker.ranks.meeting import join
 
     size = config.tensor_parallel_size
     device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""One rank's share of a model on a GPU: how ranks join, and what a follower computes with."""
+"""One follower's share of a model on a GPU, and what it computes with it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ from octavo_engine.ipc.config import EngineConfig
 from octavo_engine.worker.device import device_left
 from octavo_engine.worker.executable import OpenedAdapter
 from octavo_engine.worker.failures import StepError
-from octavo_engine.worker.gpu.communicator import TorchCommunicator
 from octavo_engine.worker.gpu.compute import RunnerSizes
 from octavo_engine.worker.gpu.launched import Launched
 from octavo_engine.worker.gpu.runner import GpuRunner
 from octavo_engine.worker.gpu.sharding import Shard
 from octavo_engine.worker.load import LoadedModel, load_share
+from octavo_engine.worker.ranks.meeting import join
 from octavo_engine.worker.ranks.messages import Begin, RankConfig
 from octavo_engine.worker.runners import make_gpu_runner
-
-
-def join(config: EngineConfig, shard: Shard, device: torch.device) -> TorchCommunicator:
-    """Meet the other ranks of an engine. Waits for them."""
-    return TorchCommunicator(shard, device, Path(config.socket_folder), invariant=config.batch_invariant)
 
 
 def load_follower(config: RankConfig) -> GpuShare:
