@@ -143,8 +143,8 @@ def _with_flow(
     blocks = current.demand_blocks / (current.running_requests + current.waiting_requests)
     pod_requests = current.blocks_per_pod / blocks
     extra = to_clear(flow, current, pod_requests=pod_requests, starts=starts, cold_start=cold_start)
-    active = sum(sample.kv.active for uid, sample in samples.items() if sample.kv)
-    demand = max(active, min(current.demand_blocks, round(at_work(flow) * blocks)))
+    # What runs on full pods is part of the backlog: more pods take nothing over from it, and none goes while it lasts.
+    demand = min(current.demand_blocks, round(at_work(flow) * blocks))
     return replace(
         current,
         demand_blocks=demand,
