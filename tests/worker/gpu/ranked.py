@@ -44,6 +44,8 @@ class RankedEngine:
         environment = os.environ | {"TRITON_INTERPRET": "1"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         sizes = {"kv_cache_memory": 4 << 20, "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 48}
+        # A step in the interpreter takes as long as a busy machine makes it take.
+        sizes["step_timeout_seconds"] = 600.0
         asked = {"dtype": "float32", "quantization": "none", "log_level": "warning"} | sizes | config
         configure_engine(
             self.process, EngineConfig(str(model), str(self.endpoint.folder), tensor_parallel_size=size, **asked)
