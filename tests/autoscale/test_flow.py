@@ -60,6 +60,8 @@ def test_the_length_of_a_queue_is_no_demand(waited: int) -> None:
     now = Saturated(arrivals=5.0, waited=waited).run(60)
     assert 20 * 75 <= now.demand_blocks <= 20 * 85
     assert now.growth_blocks <= now.demand_blocks
+    assert now.pressing_requests is not None
+    assert now.pressing_requests <= 2 * 20
 
 
 def test_what_waits_is_cleared_in_a_quarter_of_a_cold_start() -> None:

@@ -149,7 +149,7 @@ def _with_flow(
         current,
         demand_blocks=demand,
         growth_blocks=min(demand, round(extra * blocks)),
-        pressing_requests=round(at_work(flow) + extra),
+        pressing_requests=round(at_work(flow) + min(extra, at_work(flow))),
     )
 
 
