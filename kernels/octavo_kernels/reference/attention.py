@@ -23,6 +23,8 @@ from octavo_kernels.reference.tiles import SERIAL, TILE_ROWS, Workers, padded_ro
 
 PARTITION_TOKENS: Final = 256
 _LOWEST: Final = float(np.finfo(np.float32).min)
+_VECTOR: Final = 16
+"""Values that every processor's vectors divide."""
 _TINY: Final = float(np.finfo(np.float32).tiny)
 
 
@@ -199,8 +201,18 @@ def _keys_values(cache: Tensor, partition: Partition, room: Tensor) -> tuple[Ten
             room[:, : partition.freed].zero_()
         if partition.length < PARTITION_TOKENS:
             room.view(2, PARTITION_TOKENS, kv_heads, head_dim)[:, partition.length :].zero_()
-    keys, values = both.reshape(2, PARTITION_TOKENS, kv_heads, head_dim).transpose(1, 2)
+    whole = both.reshape(2, PARTITION_TOKENS, kv_heads, head_dim)
+    if padding := _padding(head_dim):
+        whole = torch.nn.functional.pad(whole, (0, padding))
+    keys, values = whole.transpose(1, 2)
     return keys, values
+
+
+def _padding(head_dim: int) -> int:
+    """Return the zeros that make a head's width whole vectors: a remainder is summed by another kernel, which on some
+    processors depends on the row. They add nothing.
+    """
+    return -head_dim % _VECTOR
 
 
 def _attend_tile(
@@ -215,14 +227,14 @@ def _attend_tile(
     tokens = slice(tile.begin, tile.begin + tile.num_queries)
     # Whole tiles of rows here too: 15 rows leave a remainder to AVX2's kernels, which sum it in another order.
     used = tile.num_queries * group_size
-    q = scaled.new_zeros(kv_heads, padded_rows(queries * group_size), head_dim)
-    q[:, :used] = scaled[tokens].transpose(0, 1).flatten(1, 2)
+    q = scaled.new_zeros(kv_heads, padded_rows(queries * group_size), head_dim + _padding(head_dim))
+    q[:, :used, :head_dim] = scaled[tokens].transpose(0, 1).flatten(1, 2)
     merged: _Partial | None = None
     for number, hidden in tile.visible:
         partial = _attend_partition(q, *keys_values(number), hidden, softcap)
         merged = partial if merged is None else _merge(merged, partial)
     if merged is not None:
-        output = (merged.weighted / merged.total.clamp_min(_TINY))[:, :used]
+        output = (merged.weighted / merged.total.clamp_min(_TINY))[:, :used, :head_dim]
         output = output.view(kv_heads, tile.num_queries, group_size, head_dim)
         result[tokens] = output.transpose(0, 1).flatten(1, 2)
 
