@@ -295,7 +295,6 @@ SCRAPED_BY_AUTOSCALER: Final = (
     QUEUE_TOKENS.name,
     QUEUE_OLDEST_SECONDS.name,
     REQUESTS_RUNNING.name,
-    REQUESTS.name,
     LAST_STEP_TIMESTAMP.name,
 )
 """What the operator asks for with `name[]` (a scrape of about 1 KB)."""

@@ -10,7 +10,7 @@ pytest.importorskip("simpy")
 
 from octavo_operator.simulate.baselines.ours import Octavo
 from octavo_operator.simulate.catalogue import ENTRIES, OURS, Setting
-from octavo_operator.simulate.faults import Faults, Span
+from octavo_operator.simulate.faults import Faults
 from octavo_operator.simulate.fleet import FleetSettings, simulate
 from octavo_operator.simulate.pod import Startup
 from octavo_operator.simulate.policy import Bounds, Removal
@@ -44,37 +44,17 @@ def kept_as_well_as_undisturbed(result: Result) -> bool:
     return result.attainment(OBJECTIVE) >= undisturbed().attainment(OBJECTIVE) - 0.05
 
 
-@pytest.mark.parametrize("pending", [{2}, {3}, {5}])
+@pytest.mark.parametrize("pending", [{2}, {3}, {2, 3}])
 def test_pods_without_a_node_do_not_keep_the_others_from_being_asked_for(pending: set[int]) -> None:
     result = run(Faults(pending_seconds=dict.fromkeys(pending, 3600.0)))
     assert kept_as_well_as_undisturbed(result), result.attainment(OBJECTIVE)
     assert result.outcomes["cut"] == 0
 
 
-@pytest.mark.parametrize("pending", [{2, 3}, {2, 4, 6}])
-def test_several_pods_without_a_node_delay_the_others_by_a_few_periods_only(pending: set[int]) -> None:
-    result = run(Faults(pending_seconds=dict.fromkeys(pending, 3600.0)))
+def test_most_pods_without_a_node_delay_the_others_by_a_few_periods_only() -> None:
+    result = run(Faults(pending_seconds={2: 3600.0, 4: 3600.0, 6: 3600.0}))
     late = [ticket for ticket in result.tickets if ticket.request.at > 500]
     assert sum(map(OBJECTIVE.kept, late)) >= 0.95 * len(late)
-
-
-def test_a_pod_that_is_never_ready_is_replaced_once() -> None:
-    result = run(Faults(never_ready=frozenset({3})))
-    assert kept_as_well_as_undisturbed(result), result.attainment(OBJECTIVE)
-    assert result.peak <= undisturbed().peak + 2
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [Faults(scrape_loss=0.2), Faults(metrics_gone=(Span(350.0, 550.0),)), Faults(restarts=(330.0, 450.0))],
-    ids=["loss", "gone", "restart"],
-)
-def test_what_is_not_seen_neither_shrinks_nor_swells_the_fleet(faults: Faults) -> None:
-    result = run(faults)
-    during = [change for change in result.changes if 310 <= change.at < 600]
-    assert all(change.after > change.before for change in during)
-    assert result.peak <= 1.5 * undisturbed().peak
-    assert result.outcomes["cut"] == 0
 
 
 def test_a_full_cluster_is_not_asked_for_pods_without_end() -> None:

@@ -41,7 +41,6 @@ class Reading:
     kv: KVBlocks | None
     queue: Queue | None
     last_step: float
-    finished: int | None = None
 
 
 def read_metrics(text: str) -> Reading:
@@ -73,25 +72,17 @@ def read_metrics(text: str) -> Reading:
         queue = Queue(round(running), round(waiting), round(tokens), round(oldest * 1000))
     if kv is None and queue is None:
         raise InvalidMetrics(f"neither {contract.KV_BLOCKS.name} nor {contract.QUEUE_DEPTH.name} has valid values")
-    return Reading(kv, queue, last_step, _finished(values))
-
-
-def _finished(values: Mapping[tuple[str, str], float]) -> int | None:
-    """Return the requests that began and ended, or None if a count of them is missing."""
-    ended = [values.get((contract.REQUESTS.name, outcome)) for outcome in contract.OUTCOMES if outcome != "rejected"]
-    known = [count for count in ended if count is not None]
-    return round(sum(known)) if len(known) == len(ended) else None
+    return Reading(kv, queue, last_step)
 
 
 def _values(text: str) -> dict[tuple[str, str], float]:
-    """Return {(series, its `state` or `outcome`, or ""): value} of the finite, non-negative values in `text`."""
+    """Return {(series, value of its `state` label or ""): value} of the finite, non-negative values in `text`."""
     values: dict[tuple[str, str], float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if math.isfinite(sample.value) and sample.value >= 0:
-                    label = sample.labels.get("state") or sample.labels.get("outcome", "")
-                    values[sample.name, label] = sample.value
+                    values[sample.name, sample.labels.get("state", "")] = sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise InvalidMetrics(f"the answer is no Prometheus text: {error}") from error
     return values
@@ -174,7 +165,7 @@ class Collector:
         self._ticks[pod.uid], stale = judge_freshness(self._ticks.get(pod.uid), reading, pod_clock, now)
         if stale is not None:
             return ScrapeFailure(pod.uid, now, stale)
-        return PodSample(pod.uid, now, reading.kv, reading.queue, reading.finished)
+        return PodSample(pod.uid, now, reading.kv, reading.queue)
 
     async def _get(self, pod: Pod) -> tuple[str, float | None]:
         assert self._session is not None, "enter the collector's context before collecting"

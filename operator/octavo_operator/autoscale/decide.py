@@ -25,6 +25,8 @@ from .types import Branch, Decision, Estimate, History, Inputs, Limit
 
 ARRIVAL_WINDOW_SECONDS: Final = 60.0
 """A new pod helps requests that are yet to come. If none came for this long, full pods are merely well used."""
+STEP_WAIT_MILLIS: Final = 1000
+"""A request that waits less than this waits for the next step, not for room."""
 BURST_MILLIS: Final = 10_000
 """A queue younger than a scrape period may be gone at the next one."""
 MAX_GAP_SECONDS: Final = 30.0
@@ -134,9 +136,6 @@ def _grow(case: _Case) -> Decision | None:
         wanted = allowed
     if wanted <= current:
         return None
-    if _flow_not_seen(case):
-        message += " The operator watches for less than the three scrapes that show how fast requests come and go."
-        return case.hold("Restart", "FlowNotSeen", message, "Window")
     if current >= policy.max_replicas:
         return case.hold(branch, "AtMaximum", f"{message} maxReplicas is {policy.max_replicas}.", "Max")
     base = current - case.moved(policy.scale_up.period_seconds, up=True)
@@ -148,13 +147,6 @@ def _grow(case: _Case) -> Decision | None:
     if limit != "None":
         message += f" {to} is as far as {'maxReplicas' if limit == 'Max' else 'scaleUp'} allows now."
     return case.change(to, branch, reason, message, limit)
-
-
-def _flow_not_seen(case: _Case) -> bool:
-    """Return whether the process is so young that it cannot tell a backlog from a need: a restart starts no pod."""
-    estimate = case.estimate
-    young = case.now - case.history.started_at < MAX_GAP_SECONDS
-    return young and estimate.ready_pods > 0 and estimate.pressing_requests is None
 
 
 Want = tuple[int, Branch, str, str]
@@ -182,8 +174,6 @@ def _want_latency(case: _Case) -> Want | None:
         return None
     running_each = estimate.running_requests // estimate.queue_pods
     requests = running_each * estimate.ready_pods + estimate.waiting_requests
-    if estimate.pressing_requests is not None:
-        requests = min(requests, max(running_each * estimate.ready_pods, estimate.pressing_requests))
     need = -(-requests // max(1, running_each + target))
     message = (
         f"{_count(estimate.waiting_requests, 'request')} wait, more than {target} for each of "
@@ -332,7 +322,7 @@ def _period_used(case: _Case) -> Decision:
 
 def _agrees(case: _Case, point: Estimate, replicas: int) -> bool:
     """Return whether `replicas` (at least one) carry a moment's demand with room to spare and nobody waits."""
-    if point.queue_stands:
+    if point.held_requests or (point.queued_requests and point.oldest_queue_millis >= STEP_WAIT_MILLIS):
         return False
     down, up = case.policy.scale_down.utilization_percent, case.policy.target_utilization_percent
     capacity = case.estimate.blocks_per_pod * max(replicas, 1)

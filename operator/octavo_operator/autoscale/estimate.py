@@ -3,32 +3,25 @@
 demand  =  blocks held by running sequences
          + blocks that queued prompts need
          + blocks that held prompts need              (serving pods only: a cordoned pod finishes its own work)
-growth  =  trend over 5 min x cold start              (what arrives before a pod asked for now can help)
+growth  =  max(0, slope over 30 s) x cold start       (what arrives before a pod asked for now can help)
 supply  =  ready pods + starting pods, whose credit ages away; unschedulable ones are worth nothing
-
-While a queue stands, demand and growth come from the flow of requests instead (flow.py), once it was measured.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, linear_regression
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
-from .flow import at_work, measure, to_clear
 from .learn import blocks_per_pod
 from .policy import Policy
-from .types import Estimate, Held, Learned, Pod, PodSample, PodState, Scrape
+from .types import Estimate, Held, Learned, Pod, PodSample, PodState
 
-TREND_WINDOW_SECONDS: Final = 300.0
-"""Thirty samples: a day's rise within an hour is three times its noise."""
-TREND_POINTS_MIN: Final = 4
-TREND_ERRORS: Final = 2.0
-"""Standard errors of the slope that are not believed."""
-CARRY_SECONDS: Final = 60.0
-"""So long what was measured of the flow stands in for a moment in which it cannot be."""
+SLOPE_WINDOW_SECONDS: Final = 30.0
+SLOPE_DEAD_BAND_PERCENT: Final = 10
+"""A rise of less than this over the window is noise: HPA's tolerance."""
 CREDIT_MIN_SECONDS: Final = 30.0
 """A few quick starts (image and weights on the node) must not write the next slower one off at once."""
 
@@ -41,7 +34,6 @@ def estimate(
     learned: Learned,
     points: Sequence[Estimate],
     now: float,
-    recent: Sequence[Mapping[str, Scrape]] = (),
 ) -> Estimate:
     """Return demand and supply at `now`. `samples`: the last valid sample of each pod; `points`: earlier estimates."""
     present = [pod for pod in pods if pod.present]
@@ -81,8 +73,7 @@ def estimate(
         reporting_pods=len(complete),
         queue_pods=len(queues),
     )
-    backlog = _with_flow(current, points, learned, starting, samples, recent)
-    return _with_growth(current, points, learned) if backlog is None else backlog
+    return _with_growth(current, points, learned)
 
 
 def queued_blocks(requests: int, tokens: int, block_size: int) -> int:
@@ -109,68 +100,22 @@ def starting_credit(pod: Pod, policy: Policy, learned: Learned, now: float) -> f
 def growth(points: Sequence[Estimate], cold_start_seconds: float, demand: int) -> int:
     """Return the blocks that will arrive during a cold start; `points` are complete, oldest first, the last one is now.
 
-    A trend is what is left of the slope (least squares) after twice its standard error: Poisson arrivals alone make any
-    short stretch rise or fall. At most `demand` again.
+    The slope is the median of the steps between samples: one jump is no trend. At most `demand` again.
     """
-    if len(points) < TREND_POINTS_MIN:
+    if len(points) < 3:
         return 0
-    times = [point.at for point in points]
-    blocks = [float(point.load_blocks) for point in points]
-    slope, intercept = linear_regression(times, blocks)
-    spread = sum((time - fmean(times)) ** 2 for time in times)
-    rest = sum((block - intercept - slope * time) ** 2 for time, block in zip(times, blocks, strict=True))
-    error = math.sqrt(rest / (len(points) - 2) / spread)
-    return max(0, min(demand, round((slope - TREND_ERRORS * error) * cold_start_seconds)))
-
-
-def _with_flow(
-    current: Estimate,
-    points: Sequence[Estimate],
-    learned: Learned,
-    starting: Sequence[Pod],
-    samples: Mapping[str, PodSample],
-    recent: Sequence[Mapping[str, Scrape]],
-) -> Estimate | None:
-    """Return the estimate while a queue stands, from the flow of requests; None if none stands or none was measured."""
-    if not current.queue_stands or current.ready_pods == 0 or current.blocks_per_pod == 0:
-        return None
-    flow = measure(recent, samples, points, current)
-    if flow is None:
-        return _carried(current, points)
-    cold_start = learned.cold_start_p50 or 0.0
-    now = current.at
-    starts = [max(0.0, cold_start - (now - pod.created_at)) for pod in starting]
-    blocks = current.demand_blocks / (current.running_requests + current.waiting_requests)
-    pod_requests = current.blocks_per_pod / blocks
-    extra = to_clear(flow, current, pod_requests=pod_requests, starts=starts, cold_start=cold_start)
-    # What runs on full pods is part of the backlog: more pods take nothing over from it, and none goes while it lasts.
-    demand = min(current.demand_blocks, round(at_work(flow) * blocks))
-    return replace(
-        current,
-        demand_blocks=demand,
-        growth_blocks=min(demand, round(extra * blocks)),
-        pressing_requests=round(at_work(flow) + min(extra, at_work(flow))),
+    slope = median(
+        (later.load_blocks - former.load_blocks) / (later.at - former.at) for former, later in pairwise(points)
     )
-
-
-def _carried(current: Estimate, points: Sequence[Estimate]) -> Estimate | None:
-    """Return the estimate with what was last measured of the flow: one lost scrape must not take the queue for it."""
-    window = [point for point in points if current.at - point.at <= CARRY_SECONDS]
-    known = next((point for point in reversed(window) if point.pressing_requests is not None and point.complete), None)
-    if known is None:
-        return None
-    return replace(
-        current,
-        demand_blocks=min(current.demand_blocks, known.demand_blocks),
-        growth_blocks=known.growth_blocks,
-        pressing_requests=known.pressing_requests,
-    )
+    if slope * SLOPE_WINDOW_SECONDS * 100 < SLOPE_DEAD_BAND_PERCENT * points[-1].load_blocks:
+        return 0
+    return max(0, min(demand, round(slope * cold_start_seconds)))
 
 
 def _with_growth(current: Estimate, points: Sequence[Estimate], learned: Learned) -> Estimate:
     if learned.cold_start_p50 is None or not current.complete:
         return current
-    window = [point for point in points if point.complete and 0 < current.at - point.at <= TREND_WINDOW_SECONDS]
+    window = [point for point in points if point.complete and 0 < current.at - point.at <= SLOPE_WINDOW_SECONDS]
     return replace(current, growth_blocks=growth([*window, current], learned.cold_start_p50, current.demand_blocks))
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from .decide import decide
 from .estimate import estimate
-from .flow import WORK_WINDOW_SECONDS
 from .learn import learn
 from .policy import Policy
 from .record import is_news, restore_learned, scaling_status
@@ -95,8 +94,7 @@ class ServiceState:
         self.learned = learn(self.learned, policy, pods, self.samples, recent, self._starting, now)
         self._remember_starts(pods)
         history = self.history()
-        seen = [moment.scrapes for moment in self.moments if now - moment.at <= WORK_WINDOW_SECONDS]
-        current = estimate(policy, pods, self.samples, held, self.learned, history.points, now, seen)
+        current = estimate(policy, pods, self.samples, held, self.learned, history.points, now)
         decision = decide(policy, current, history, now)
         self._remember(policy, Moment(now, dict(scrapes), current), decision)
         return decision

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple
-
-STEP_WAIT_MILLIS: Final = 1000
-"""A request that waits less than this waits for the next step, not for room."""
+from typing import Literal, NamedTuple
 
 
 class PodState(StrEnum):
@@ -77,16 +74,12 @@ class Queue(NamedTuple):
 
 
 class PodSample(NamedTuple):
-    """One scrape of one pod. A signal that was missing or not a number is None; both None is a `ScrapeFailure`.
-
-    `finished` counts the requests that ended since the pod's start, in whatever way.
-    """
+    """One scrape of one pod. A signal that was missing or not a number is None; both None is a `ScrapeFailure`."""
 
     uid: str
     at: float
     kv: KVBlocks | None
     queue: Queue | None
-    finished: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -143,11 +136,10 @@ class Estimate:
     reporting share while some are silent. `load_blocks`: the same over every reporting pod, cordoned ones too, so that
     a cordon does not look like a trend. `growth_blocks`: what will arrive before a pod asked for now can help.
     `running_requests`, `queued_requests`: on serving pods; `other_requests`: running or waiting on other pods.
-    `pressing_requests`: while a queue stands, those that must work at once to clear it soon, by the flow of requests;
-    None if none stands or the flow is not known. `blocks_per_pod` is 0 while unknown. `reporting_pods` of the serving
-    pods gave both signals, `queue_pods` at least the queue. `starting_credit`: pods' worth of the starting ones (each
-    1 … 0 with age). `passed_over_pods`: those of the unschedulable ones that stay behind although a later pod found a
-    node. `unplaced_seconds`: how long the youngest of the others has looked for one.
+    `blocks_per_pod` is 0 while unknown. `reporting_pods` of the serving pods gave both signals, `queue_pods` at
+    least the queue. `starting_credit`: pods' worth of the starting ones (each 1 … 0 with age). `passed_over_pods`:
+    those of the unschedulable ones that stay behind although a later pod found a node. `unplaced_seconds`: how long the
+    youngest of the others has looked for one.
     """
 
     at: float
@@ -159,7 +151,6 @@ class Estimate:
     oldest_queue_millis: int = 0
     running_requests: int = 0
     other_requests: int = 0
-    pressing_requests: int | None = None
     blocks_per_pod: int = 0
     ready_pods: int = 0
     starting_pods: int = 0
@@ -191,11 +182,6 @@ class Estimate:
     def waiting_requests(self) -> int:
         """Return the requests that wait anywhere: in a serving pod's queue or held by a gateway."""
         return self.queued_requests + self.held_requests
-
-    @property
-    def queue_stands(self) -> bool:
-        """Return whether requests wait for room, and not for the next step only."""
-        return self.held_requests > 0 or (self.queued_requests > 0 and self.oldest_queue_millis >= STEP_WAIT_MILLIS)
 
     @property
     def requests(self) -> int:

@@ -84,4 +84,4 @@ class Octavo:
 
 def _sample(pod: Pod, metrics: PodMetrics) -> PodSample:
     queue = Queue(metrics.running, metrics.waiting, metrics.queue_tokens, round(metrics.oldest_wait_seconds * 1000))
-    return PodSample(pod.uid, metrics.at, metrics.kv, queue, metrics.requests_total)
+    return PodSample(pod.uid, metrics.at, metrics.kv, queue)
