@@ -10,6 +10,7 @@ yet (it loads weights) is *missing*; one that no node has room for is *unready*;
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -160,7 +161,7 @@ class Controller:
 
 
 # --- Policies ---------------------------------------------------------------------------------------------------
-class Hpa:
+class Hpa(ABC):
     """An HPA on one Pods metric, AverageValue `target`. Never below 1: minReplicas 0 needs an alpha gate and a metric
     that exists without pods.
     """
@@ -183,9 +184,9 @@ class Hpa:
         self._controller = Controller(self._bounds, self._behavior)
         self._scrapes = Scrapes(SYNC_SECONDS, SYNC_SECONDS)
 
+    @abstractmethod
     def value(self, metrics: PodMetrics) -> float:
         """Return the metric of one pod."""
-        raise NotImplementedError
 
     def desired(self, sample: FleetSample) -> Wanted:
         """Run one sync."""

@@ -10,6 +10,7 @@ report.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -67,7 +68,7 @@ def analyze(config: SaturationConfig, loads: Sequence[Load]) -> int:
     return -1 if left_kv >= config.kv_spare and left_queue >= config.queue_spare else 0
 
 
-class Wva:
+class Wva(ABC):
     """The loop, the emitted number and the HPA behind it, for whichever analyzer."""
 
     period_seconds = SYNC_SECONDS
@@ -85,9 +86,9 @@ class Wva:
         self._next_loop = float("-inf")
         self._started: float | None = None
 
+    @abstractmethod
     def analyzed(self, sample: FleetSample) -> tuple[int, str]:
         """Return what the analyzer wants for this loop, and why."""
-        raise NotImplementedError
 
     def desired(self, sample: FleetSample) -> Wanted:
         """Run one sync of the HPA, after the loop if one is due."""
